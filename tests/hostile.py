@@ -43,7 +43,6 @@ class Rows:
     conn: psycopg.Connection[Any]
     chance: random.Random
     counts: Counter[str] = field(default_factory=Counter)
-    added: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     jobs: list[UUID] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -56,7 +55,6 @@ class Rows:
 
     def add(self, number: int, tables: Sequence[str] = ()) -> None:
         """Try so many rows; half of them are jobs."""
-        self.added.clear()
         self.jobs.clear()
         others = [table for table in self._columns if table != "dl_jobs"]
         for _ in range(number):
@@ -86,7 +84,6 @@ class Rows:
             self.counts[f"refused {e.sqlstate}"] += 1
             return
         self.counts["added"] += 1
-        self.added.append((table, row))
         if table == "dl_jobs" and row["job_id"]:
             self.jobs.append(UUID(str(row["job_id"])))
 

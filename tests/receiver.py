@@ -6,7 +6,6 @@ import base64
 import hashlib
 import hmac
 import json
-import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
@@ -29,14 +28,9 @@ class Got(NamedTuple):
 class Receiver:
     """`answers` are (status, headers), one for each request; then 204. A status 0 breaks the connection."""
 
-    def __init__(
-        self,
-        answers: list[tuple[int, dict[str, str]]] | None = None,
-        silent: bool = False,
-        certificate: tuple[str, str] | None = None,
-    ) -> None:
+    def __init__(self, silent: bool = False) -> None:
         self.got: list[Got] = []
-        self.answers = answers or []
+        self.answers: list[tuple[int, dict[str, str]]] = []
         self.ends = threading.Event()
         receiver = self
 
@@ -61,10 +55,6 @@ class Receiver:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self._server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients break off here
-        if certificate:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(*certificate)
-            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     @property

@@ -168,10 +168,10 @@ class Watched:
             self.left += [(table, row[0]) for row in self.farm.rows(f"SELECT x::text FROM {table} x")]
 
     def look_at_sessions(self) -> None:
-        statement = (
-            "SELECT application_name || ' ' || query FROM pg_stat_activity WHERE application_name LIKE '%%dataloader%%'"
-        )
-        self.left += [("pg_stat_activity", row[0]) for row in self.farm.rows(statement)]
+        ours = "FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'dl-%%'"
+        rows = self.farm.rows(f"SELECT application_name || ' ' || query {ours}")
+        assert rows
+        self.left += [("pg_stat_activity", row[0]) for row in rows]
 
     def look_at_files(self) -> None:
         """Logs, and whatever else lies in its folders."""
@@ -203,16 +203,8 @@ def foreign(watched: Watched) -> UUID:
 
 def everything_is_read(watched: Watched, jobs: dict[str, UUID]) -> None:
     """All that people and programs can ask for."""
-    of_farm = (
-        "/stats",
-        "/workers",
-        "/pace?minutes=10",
-        "/events?limit=200",
-        "/database",
-        "/queues",
-        "/errors",
-        "/tasks",
-    )
+    of_farm = ["/stats", "/workers", "/pace?minutes=10", "/events?limit=200", "/database"]
+    of_farm += ["/queues", "/errors", "/tasks"]
     searched = ("/suggestions?q=canary", "/suggestions?q=key:", "/tally?q=canary", "/tasks/tells_all")
     of_jobs = [f"/jobs?{filters}" for filters in ("limit=200", f"queue={QUEUE}", "status=dead", "sort=key")]
     for path in (*of_farm, *searched, *of_jobs):
@@ -307,13 +299,8 @@ def test_j4_no_canary_leaves(farm: Farm, free_port: int) -> None:
     jobs["later"] = watched.job("none", available_at=datetime.now(UTC) + timedelta(hours=1))
     jobs["foreign"] = foreign(watched)
     until(lambda: answers(free_port, "/ready"), "the API")
-    fields = {
-        "queue": QUEUE,
-        "task": "tells_all",
-        "lock_key": "http",
-        "args": args_of(watched.canaries, "fail"),
-        "max_attempts": 1,
-    }
+    fields = {"queue": QUEUE, "task": "tells_all", "lock_key": "http", "max_attempts": 1}
+    fields["args"] = args_of(watched.canaries, "fail")
     answer = watched.ask("/api/v1/jobs/trigger", "POST", json.dumps(fields).encode(), Content_Type="application/json")
     jobs["triggered"] = UUID(json.loads(answer.strip().rpartition("\n")[2])["job_id"])
     for name in (*ends, "triggered"):

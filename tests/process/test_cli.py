@@ -135,7 +135,6 @@ def make_jobs(farm: Farm) -> None:
 
 
 def test_a_backfill_is_tried_made_changed_and_waited_for(ask: Ask, farm: Farm, backfill: str) -> None:
-    """The same over HTTP and on the database."""
     options = (*DAYS, "--queue", "q", "--args", '{"sleep1": 0.01, "day": "{{ date }}"}', "--max-running", 1)
     tried = ask("backfill", "noop", "--name", backfill, *options, "--dry-run")
     assert "would have 3 partitions; nothing is changed" in tried.stdout, tried.output
@@ -259,11 +258,8 @@ def test_no_command_shows_a_secret_or_moves_the_terminal(ask: Ask) -> None:
 
 def test_doctor_sees_that_all_workers_of_a_queue_are_stopped(ask: Ask, farm: Farm) -> None:
     """They are alive, take nothing, and nobody ends an idle one that is stopped."""
-    workers = farm.programs[0].workers
-    stopped = until(
-        lambda: len(found := [each for each in workers() if " q#" in " ".join(each.cmdline())]) == 2 and found,
-        "both workers of the queue",
-    )
+    until(lambda: len(farm.programs[0].children("worker q#")) == 2, "both workers of the queue")
+    stopped = farm.programs[0].children("worker q#")
     try:
         on_all(psutil.Process.suspend, stopped)
         shown = "SELECT FROM dl_workers WHERE queue = 'q' AND state = 'stopped'"
@@ -294,10 +290,8 @@ def test_a_queue_that_nobody_knows_is_paused_only_as_a_new_one(ask: Ask) -> None
 UNKNOWN: list[tuple[object, ...]] = [
     *[("trigger", "noop", "-q", "qq"), ("trigger", "nop"), ("limit", "qq", 5), ("queue", "set", "qq", "--ordered")],
     *[("queue", "keys", "qq"), ("queue", "kill-retries", "qq"), ("predict", "qq")],
-    *[
-        ("schedule", "add", "s", "nop", "--interval-sec", "1d"),
-        ("schedule", "add", "s", "noop", "-q", "qq", "--interval-sec", "1d"),
-    ],
+    ("schedule", "add", "s", "nop", "--interval-sec", "1d"),
+    ("schedule", "add", "s", "noop", "-q", "qq", "--interval-sec", "1d"),
     *[("backfill", "nop", "--partition", "x"), ("backfill", "noop", "-q", "qq", "--partition", "x")],
     ("webhook", "add", "ops", "https://127.0.0.1:1/", "--queue", "qq"),
 ]

@@ -107,7 +107,6 @@ def is_alive(pid: int) -> bool:
 
 @on(*ENGINES, quick=("dask", "ray"))
 def test_a_program_survives_the_death_of_its_worker_and_runs_once(farm: Farm, cluster: Cluster) -> None:
-    """A long job runs once, though its worker is killed in the middle."""
     it = Engaged(farm, cluster)
     program = it.ready()
     job = it.enqueue()
@@ -193,7 +192,6 @@ def is_cleaned_up(it: Engaged, job: UUID, pid: int) -> None:
 
 @on("dask", "ray")
 def test_the_time_limit_ends_the_program(farm: Farm, cluster: Cluster) -> None:
-    """The program ends, and the next attempt orders it anew."""
     it = Engaged(farm, cluster)
     it.ready()
     job = it.enqueue(timeout_sec=8)
@@ -208,7 +206,6 @@ def test_the_time_limit_ends_the_program(farm: Farm, cluster: Cluster) -> None:
 
 @on(*ENGINES, quick=("dask",))
 def test_a_drain_leaves_the_program_to_the_next_worker(farm: Farm, cluster: Cluster) -> None:
-    """The worker hands the job back, the program goes on, and the next worker follows it."""
     it = Engaged(farm, cluster)
     first = it.ready(dl_drain_sec=0)
     job = it.enqueue()
@@ -244,7 +241,6 @@ def test_a_farm_that_has_lost_its_claim_leaves_the_program_alone(farm: Farm, clu
 
 @on("dask", "ray")
 def test_an_absent_engine_is_a_clear_error_and_the_next_attempt_goes_on(farm: Farm, cluster: Cluster) -> None:
-    """Nothing listens at the address: the attempt fails with a clear error, and the next one finds the engine."""
     where = cluster.setting(away_sec=0).replace(str(cluster.port), str(free_port()))
     it = Engaged(farm, cluster, dl_engines=where)
     first = it.ready()
@@ -271,7 +267,6 @@ def silence(cluster: Cluster) -> Iterator[None]:
 
 @on("dask", "ray")
 def test_a_silent_engine_is_waited_for(farm: Farm, cluster: Cluster) -> None:
-    """The engine answers nothing for some seconds; then the job goes on and ends."""
     it = Engaged(farm, cluster)
     program = it.ready()
     job = it.enqueue()

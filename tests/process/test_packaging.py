@@ -53,19 +53,11 @@ def shipped(folder: str, package: str) -> set[str]:
     return {f"{package}/{path}" for path in files if not {"__pycache__", ".mypy_cache"} & set(path.parts)}
 
 
-def test_every_file_of_the_package_is_in_the_wheel(wheel: list[str]) -> None:
+def test_every_file_of_the_package_the_sql_and_the_licence_are_in_the_wheel(wheel: list[str]) -> None:
     """Modules, templates and whatever else lies there: setup.cfg names packages and data one by one."""
-    assert shipped("dataloader", "dataloader") - set(wheel) == set()
-    assert "dataloader/py.typed" in wheel
-
-
-def test_the_sql_is_in_the_wheel(wheel: list[str]) -> None:
-    assert shipped("sql", "dataloader/sql") - set(wheel) == set()
-    assert "dataloader/sql/functions/claim.sql" in wheel
-    assert "dataloader/sql/adopt.sql" in wheel
-
-
-def test_the_licence_is_in_the_wheel(wheel: list[str]) -> None:
+    wanted = shipped("dataloader", "dataloader") | shipped("sql", "dataloader/sql")
+    assert {"dataloader/py.typed", "dataloader/sql/adopt.sql"} <= wanted
+    assert wanted - set(wheel) == set()
     assert [name for name in wheel if name.endswith(".dist-info/licenses/LICENSE")]
 
 

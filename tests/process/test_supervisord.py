@@ -151,14 +151,7 @@ def test_i10_a_restart_under_load_loses_nothing_and_a_shutdown_leaves_nothing(
     assert supervisord.process.wait(60) == 0
     assert supervisord.keeps_log.wait(60) == 0, "nobody writes to the log any more"
     assert supervisord.family() == []
-    # A backend ends a little after its client.
-    sessions = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'dl-%%'"
-    until(lambda: not farm.rows(sessions), "the sessions to end")
-    locks = (
-        "SELECT FROM pg_locks JOIN pg_database ON oid = database"
-        " WHERE datname = current_database() AND locktype = 'advisory'"
-    )
-    until(lambda: not farm.rows(locks), "the locks to be free")
+    farm.no_sessions()
     assert '"event": "supervisor.draining"' in supervisord.log, "the programs' output comes through"
 
 

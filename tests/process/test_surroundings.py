@@ -62,8 +62,8 @@ def test_workers_that_inherit_blocked_signals_drain(farm: Farm, number: signal.S
 def test_workers_that_inherit_blocked_signals_reload_and_bury_their_children(farm: Farm) -> None:
     program = farm.ready(1, before=WITH_BLOCKED_SIGNALS)
     program.signal(signal.SIGHUP)
-    until(lambda: len(program.events("worker.started")) == 2, "the worker of the reload")
-    until(lambda: program.events("supervisor.worker.exited"), "the end of the former one")
+    program.logged("worker.started", 2)
+    program.logged("supervisor.worker.exited")
     assert program.stop() == 0
 
 
@@ -168,8 +168,7 @@ def test_a_module_that_ends_its_worker_at_its_import_is_named_and_tried_ever_mor
 ) -> None:
     (tmp_path / "boom.py").write_text(f"import os, signal\n{DEATHS[how]}\n")
     program = farm.start(workers=1, dl_pipelines="farm_pipelines,boom", pythonpath=python_path(tmp_path))
-    until(lambda: len(program.events("supervisor.start.failed")) >= 3, "three starts")
-    failed = program.events("supervisor.start.failed")[:3]
+    failed = program.logged("supervisor.start.failed", 3)[:3]
     assert [each["pause_sec"] for each in failed] == [0.5, 1.0, 2.0]
     assert {each["calling"] for each in failed} == {"import of boom"}
     assert program.stop() == 0
@@ -180,8 +179,7 @@ def test_a_hook_that_ends_its_worker_is_named(farm: Farm, tmp_path: Path, hook: 
     code = f"import os\nfrom dataloader.pipelines import {hook}\n@{hook}\ndef boom():\n    os.abort()\n"
     (tmp_path / "boom.py").write_text(code)
     program = farm.start(workers=1, dl_pipelines="boom", pythonpath=python_path(tmp_path))
-    until(lambda: len(program.events("supervisor.start.failed")) >= 2, "two starts")
-    failed = program.events("supervisor.start.failed")[:2]
+    failed = program.logged("supervisor.start.failed", 2)[:2]
     assert [(each["pause_sec"], each["calling"]) for each in failed] == [
         (pause_sec, f"{hook} boom.boom") for pause_sec in (0.5, 1.0)
     ]
@@ -234,7 +232,7 @@ def test_a_host_may_have_any_name(farm: Farm) -> None:
 def test_a_term_while_the_workers_are_forked_is_not_lost(farm: Farm, free_port: int, delay: float) -> None:
     """Otherwise gunicorn waits all of its graceful timeout, 30 s, for the worker that never heard it."""
     program = farm.start("api --processes 4", app_port=free_port)
-    until(lambda: program.events("Using worker: dataloader.api.server.slow_clients.BufferingWorker"))
+    program.logged("Using worker: dataloader.api.server.slow_clients.BufferingWorker")
     time.sleep(delay)  # into the forks, at different places
     program.signal(signal.SIGTERM)
     assert program.process.wait(28) == 0

@@ -78,7 +78,7 @@ def test_a_farm_starts_once_while_its_workers_wait_and_again_at_a_reload(farm: F
     until(lambda: len(mine.notes("import")) == 3 and mine.notes("farm"), "all workers to import the module")
     assert (farm.job(job)["status"], mine.notes("worker"), program.events("worker.started")) == ("queued", [], [])
     mine.open()
-    until(lambda: len(program.events("worker.started")) == 3)
+    program.logged("worker.started", 3)
     farm.wait(job, "succeeded")
     assert sorted(mine.notes("worker")) == sorted(mine.notes("import"))
     assert [kind for kind in mine.kinds() if kind != "import"] == ["farm", "farm ends", *["worker"] * 3]
@@ -86,7 +86,7 @@ def test_a_farm_starts_once_while_its_workers_wait_and_again_at_a_reload(farm: F
     program.signal(signal.SIGHUP)
     until(lambda: len(mine.notes("worker")) == 6, "the workers of the next generation")
     assert mine.kinds().count("farm") == 2
-    until(lambda: len(program.events("supervisor.worker.exited")) == 3, "the older workers to leave")
+    program.logged("supervisor.worker.exited", 3)
     program.workers()[0].kill()
     until(lambda: len(mine.notes("worker")) == 7, "the successor of a killed worker")
     assert mine.kinds().count("farm") == 2, "a successor is no start of the farm"
@@ -114,7 +114,7 @@ def dies_once():
 """
     mine = Mine(farm, tmp_path, dies)
     program = mine.start()
-    until(lambda: len(program.events("worker.started")) == 3)
+    program.logged("worker.started", 3)
     first, second = mine.notes("farm")
     assert (first != second, first in mine.notes("worker"), len(mine.notes("worker"))) == (True, False, 3)
 
@@ -156,7 +156,7 @@ Batch.step = step
     program = mine.start(workers=1)
     until(lambda: mine.notes("last"))
     assert mine.notes("last")[0] == "OSError no space left on device"
-    assert until(lambda: program.events("process.crashed"))
+    assert program.logged("process.crashed")
 
 
 def test_a_trigger_leaves_the_key_to_a_hook_of_the_api(farm: Farm, tmp_path: Path, free_port: int) -> None:

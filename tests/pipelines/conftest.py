@@ -21,7 +21,7 @@ from dataloader.farm import fence
 from dataloader.farm.runner import Execution
 from dataloader.pipelines import Context, csv_table, registry, resolve, steps
 
-SLICES = {"http._SLICE_SEC": 1, "database._SLICE_SEC": 1, "postgres._SLICE_MS": 1000, "csv_table._SLICE_MS": 1000}
+SLICES = {"http._SLICE_SEC": 1, "database._SLICE_SEC": 1, "csv_table._SLICE_MS": 1000}
 pipelines.load([])  # before a test has a registry of its own, which would be lost with what it imports
 
 

@@ -4,8 +4,8 @@
 -- The fields of a trigger that adds the job again: without what it has once (queue/fields.py), and without an affinity
 -- key that follows from the args.
 SELECT status::text, {fields.again},
-       CASE WHEN affinity_key IS DISTINCT FROM dl_affinity(said.affinity, args) THEN affinity_key END AS affinity_key
-  FROM dl_jobs j LEFT JOIN dl_tasks said USING (task) WHERE job_id = %(job_id)s;
+       CASE WHEN affinity_key IS DISTINCT FROM dl_affinity(declared.affinity, args) THEN affinity_key END AS affinity_key
+  FROM dl_jobs j LEFT JOIN dl_tasks declared USING (task) WHERE job_id = %(job_id)s;
 
 -- name: note
 -- Each of the two jobs names the other one in its journal.

@@ -9,7 +9,7 @@ WITH added AS (
   INSERT INTO dl_jobs (job_id, created_at, turn_at, blocked_on, journaled, {fields.columns})
   SELECT %(job_id)s, clock_timestamp(),
          (SELECT timestamptz 'infinity' FROM dl_queues WHERE queue = %(queue)s AND fair_by IS NOT NULL), CASE WHEN %(available_at)s::timestamptz > now() THEN 'time' END, 2, {fields.values}
-    FROM (VALUES (%(task)s::text)) AS new (task) LEFT JOIN dl_tasks said USING (task)
+    FROM (VALUES (%(task)s::text)) AS new (task) LEFT JOIN dl_tasks declared USING (task)
    WHERE NOT (%(limited)s AND dl_is_full(%(queue)s))
   ON CONFLICT (idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
   RETURNING job_id, queue),

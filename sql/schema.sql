@@ -79,7 +79,7 @@ ALTER TABLE dl_jobs
   ADD COLUMN claimed_by text,                        -- host:pid:boot of the worker that runs it
   ADD COLUMN claimed_pid int,                        -- that worker's backend, with its start: what may still
   ADD COLUMN claimed_backend_start timestamptz,      -- hold the key's advisory lock when the worker is gone
-  ADD COLUMN journaled int NOT NULL DEFAULT 0,       -- steps that their writer journaled; 2 at once: it also notified
+  ADD COLUMN journaled int NOT NULL DEFAULT 0,       -- steps that their writers put into the journal; a new row with 2: also notified
   ADD COLUMN timeout_sec int,                        -- how long one run may take; null: as its pipeline says
   ADD COLUMN cancel_forced boolean NOT NULL DEFAULT false,  -- a cancellation that does not wait for a safe point
   ADD COLUMN claims int NOT NULL DEFAULT 0,          -- starts, also those given back: a token that only grows
@@ -174,7 +174,7 @@ CREATE INDEX ix_dl_jobs_queued ON dl_jobs (created_at) WHERE enum_eq(status, 'qu
 CREATE INDEX ix_dl_jobs_retried ON dl_jobs (queue, created_at) WHERE status = 'queued' AND attempt > 0;
 CREATE INDEX ix_dl_jobs_dead ON dl_jobs (queue, finished_at) WHERE status IN ('failed', 'lost');
 CREATE INDEX ix_dl_job_events_job ON dl_job_events (job_id, event_id);
--- The few rows that webhooks are told of: `new_events` in webhooks.sql.
+-- The few rows of which webhooks get messages: `new_events` in webhooks.sql.
 CREATE INDEX ix_dl_job_events_told ON dl_job_events (event_id) WHERE kind IN ('failed', 'lost', 'stuck', 'deadline');
 
 -- name: tables
@@ -190,14 +190,14 @@ CREATE TABLE dl_parents (
   job_id uuid NOT NULL,                              -- no foreign keys: dl_jobs_gone does what they would
   parent_id uuid NOT NULL,                           -- has to end before
   place int NOT NULL,                                -- among the parents of the job
-  is_over boolean NOT NULL DEFAULT false,            -- it has ended, and the job was told
+  is_over boolean NOT NULL DEFAULT false,            -- the parent has ended, and was counted
   PRIMARY KEY (job_id, parent_id)
 );
 CREATE INDEX ix_dl_parents_parent ON dl_parents (parent_id, is_over);
 CREATE TABLE dl_waiting (
   job_id uuid PRIMARY KEY,                           -- a job with blocked_on 'parent', or one that runs (context.gather)
-  parents int NOT NULL,                              -- how many have not let it go yet
-  available_at timestamptz NOT NULL,                 -- of the job, once they have
+  parents int NOT NULL,                              -- how many parents it still waits for
+  available_at timestamptz NOT NULL,                 -- the job's own time, for the end of the wait
   on_failure text NOT NULL,                          -- of a parent: cancel, hold, run
   failed_parent uuid                                 -- for which the job is to be canceled
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
@@ -363,8 +363,8 @@ CREATE TABLE dl_schedules (
   paused_at timestamptz,
   paused_by text,
   retired_at timestamptz,                            -- its pipeline names it no more
-  next_due timestamptz,                              -- the first due time that was not looked at yet; null: none comes
-  last_due timestamptz,                              -- the last one that was
+  next_due timestamptz,                              -- the first due time without a decision; null: there is none
+  last_due timestamptz,                              -- the last due time with a decision
   last_job_id uuid,
   skipped bigint NOT NULL DEFAULT 0,                 -- due times without a job, by overlap
   last_skipped timestamptz,
@@ -542,7 +542,7 @@ CREATE TABLE dl_webhooks (
   CONSTRAINT dl_webhooks_chk_positive CHECK (lag_sec > 0),
   CONSTRAINT dl_webhooks_chk_bounds CHECK (lag_sec <= 1e9 AND octet_length(name) <= 64)
 );
--- Conditions of which a webhook was told that they have begun, and not yet that they are over.
+-- Conditions about whose begin a webhook has got a message, and not yet about their end.
 CREATE TABLE dl_alerts (
   webhook text NOT NULL REFERENCES dl_webhooks ON DELETE CASCADE,
   kind text NOT NULL,                                -- lag, paused

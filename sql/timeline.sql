@@ -4,6 +4,10 @@
 -- In the place of {newest}: the `read` latest rows of the journal. Another service may have numbered some beyond the sequence.
 event_id > (SELECT least(max(event_id), dl_journal_end()) FROM dl_job_events) - %(read)s
 
+-- name: of_steps
+-- In the place of {of_steps}: the kinds of operators' orders and of recoveries.
+kind IN ('requeue', 'cancel_requested', 'canceled')
+
 -- name: clock
 -- What was asked for, and the latest row that is not read, which is null where the whole journal is shorter.
 SELECT now() AS now, now() - make_interval(hours => %(hours)s) AS asked,
@@ -35,7 +39,7 @@ SELECT e.event_id, e.job_id, e.queue, dl_readable(e.ts) AS at, e.kind AS step, N
 
 -- name: steps_since
 -- The oldest row that `steps` reads, where it leaves some out.
-SELECT dl_readable(ts) AS at FROM dl_job_events WHERE {newest} AND kind IN ('requeue', 'cancel_requested', 'canceled')
+SELECT dl_readable(ts) AS at FROM dl_job_events WHERE {newest} AND {of_steps}
  ORDER BY event_id DESC OFFSET %(looked)s - 1 LIMIT 1;
 
 -- name: steps
@@ -44,7 +48,7 @@ SELECT dl_readable(ts) AS at FROM dl_job_events WHERE {newest} AND kind IN ('req
 SELECT e.event_id, e.job_id, e.queue, dl_readable(e.ts) AS at, e.step, e.payload ->> 'by' AS by, j.task,
        left(coalesce(e.payload ->> 'error', e.payload ->> 'reason'), 200) AS words
   FROM (SELECT *, dl_step_of(kind, payload) AS step
-          FROM (SELECT * FROM dl_job_events WHERE {newest} AND kind IN ('requeue', 'cancel_requested', 'canceled')
+          FROM (SELECT * FROM dl_job_events WHERE {newest} AND {of_steps}
                  ORDER BY event_id DESC LIMIT %(looked)s) latest OFFSET 0) e
   LEFT JOIN dl_jobs j USING (job_id)
  WHERE e.step IN ('crash', 'lease', 'requeue', 'cancel_requested') OR (e.step = 'canceled' AND e.payload ? 'by')

@@ -132,15 +132,17 @@ FIELDS = (
     Field("journaled", "int", "steps that their writer put into the journal", NOWHERE),
 )
 FILTERS = tuple(each.name for each in FIELDS if "filter" in each.seen)
+# The fields of a job that are stored in other tables (queue/parents.py).
+LINKS = ("depends_on", "on_parent_failure")
 
 # What SQL fills in where the producer gives nothing: the place, null unless the queue is ordered; the time of the
 # transaction; what the task's pipeline says. All other fields are `plain`.
 _INSTEAD = {
     "score": "(SELECT extract(epoch FROM clock_timestamp()) FROM dl_queues WHERE queue = %(queue)s AND ordered)",
     "available_at": "now()",
-    "max_attempts": "said.max_attempts, 5",
-    "affinity_key": "dl_affinity(said.affinity, %(args)s::jsonb)",
-    "limits": "said.limits",
+    "max_attempts": "declared.max_attempts, 5",
+    "affinity_key": "dl_affinity(declared.affinity, %(args)s::jsonb)",
+    "limits": "declared.limits",
 }
 _FIRST = {name: nth for nth, name in enumerate(("queue", "task", "args", "idempotency_key", "lock_key"))}
 # A job that runs again takes all fields of the first one but these.

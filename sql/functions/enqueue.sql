@@ -14,10 +14,15 @@ $$;
 -- The affinity_key from args: the first named one (dl_tasks.affinity) that is a text of 1 to 200 characters. Strict: a task
 -- without names costs no call.
 CREATE OR REPLACE FUNCTION dl_affinity(p_names text[], p_args jsonb) RETURNS text LANGUAGE plpgsql IMMUTABLE STRICT AS $$
+DECLARE
+  name text;
 BEGIN
-  RETURN (SELECT p_args ->> name FROM unnest(p_names) WITH ORDINALITY AS named (name, nth)
-           WHERE jsonb_typeof(p_args -> name) = 'string' AND length(p_args ->> name) BETWEEN 1 AND 200
-           ORDER BY nth LIMIT 1);
+  FOREACH name IN ARRAY p_names LOOP
+    IF jsonb_typeof(p_args -> name) = 'string' AND length(p_args ->> name) BETWEEN 1 AND 200 THEN
+      RETURN p_args ->> name;
+    END IF;
+  END LOOP;
+  RETURN NULL;
 END
 $$;
 
@@ -76,7 +81,7 @@ BEGIN
            CASE WHEN producer IS NULL THEN added_by ELSE added_by || jsonb_build_object('producer', producer) END
       FROM (SELECT unnest(p_job_id) AS job_id, unnest({schema}.dl_spread(p_queue, size)) AS queue,
                    unnest({schema}.dl_spread(p_producer, size)) AS producer) n;
-    PERFORM pg_notify('dl_jobs', queue) FROM (SELECT DISTINCT unnest(p_queue) AS queue) told;
+    PERFORM pg_notify('dl_jobs', queue) FROM (SELECT DISTINCT unnest(p_queue) AS queue) queues;
     RETURN;
   END IF;
 
@@ -91,7 +96,7 @@ BEGIN
     FROM added;
   GET DIAGNOSTICS written = ROW_COUNT;
   IF written > 0 THEN
-    PERFORM pg_notify('dl_jobs', queue) FROM (SELECT DISTINCT unnest(p_queue) AS queue) told;
+    PERFORM pg_notify('dl_jobs', queue) FROM (SELECT DISTINCT unnest(p_queue) AS queue) queues;
   END IF;
   IF written < size THEN
     -- A statement of its own, for its own snapshot: in one with the insert a twin's row stays invisible.
@@ -153,13 +158,13 @@ $$;
     INSERT INTO {schema}.dl_jobs (
            job_id, {fields.plain}, available_at, max_attempts, score, affinity_key, limits, created_at, turn_at, blocked_on, journaled)
     SELECT p_job_id, {fields.p_plain}, coalesce(p_available_at, now()),
-           coalesce(p_max_attempts, said.max_attempts, 5),
+           coalesce(p_max_attempts, declared.max_attempts, 5),
            coalesce(p_score, (SELECT extract(epoch FROM at) FROM {schema}.dl_queues WHERE queue = p_queue AND ordered)),
-           coalesce(p_affinity_key, {schema}.dl_affinity(said.affinity, p_args)),
-           nullif(coalesce(p_limits, said.limits), '{}'), at,
+           coalesce(p_affinity_key, {schema}.dl_affinity(declared.affinity, p_args)),
+           nullif(coalesce(p_limits, declared.limits), '{}'), at,
            (SELECT timestamptz 'infinity' FROM {schema}.dl_queues WHERE queue = p_queue AND fair_by IS NOT NULL),
            CASE WHEN p_available_at > now() THEN 'time' END, 2
-      FROM (VALUES (p_task)) AS new (task) LEFT JOIN {schema}.dl_tasks said USING (task)
+      FROM (VALUES (p_task)) AS new (task) LEFT JOIN {schema}.dl_tasks declared USING (task)
 
 
 -- Add one job, for producers in any language (docs/producers.md); returns the id of the new job, or of the job that has the

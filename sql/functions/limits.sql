@@ -29,29 +29,29 @@ RETURNS TABLE (name text, most int, running int, tokens float8, next_at timestam
                         THEN extract(epoch FROM clock.at - since) * l.per_minute / 60 END::float8 AS tokens) bucket
 $$;
 
--- What a claim knows of these limits: p_room, and how many jobs it may start of each further one. Null: another session
--- decides on it. A claim takes one job of a limit on running jobs: further ones would keep places in which nothing runs.
+-- p_room with these limits added: how many jobs of each the claim may start; null: another session decides on it. A claim
+-- takes one job of a limit on running jobs: further ones would keep places in which nothing runs.
 CREATE OR REPLACE FUNCTION dl_ask_limits(p_limits text[], p_room jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
-  this dl_limits;
-  found_room int;
+  bounds dl_limits;
+  its_room int;
   asked text;
 BEGIN
   p_room := coalesce(p_room, '{}');
   FOREACH asked IN ARRAY p_limits LOOP
     CONTINUE WHEN p_room ? asked;
-    SELECT * INTO this FROM dl_limits WHERE name = asked;
+    SELECT * INTO bounds FROM dl_limits WHERE name = asked;
     CONTINUE WHEN NOT FOUND;
     IF NOT pg_try_advisory_xact_lock(hashtext('dl_limits'), hashtext(asked)) THEN
-      found_room := NULL;
+      its_room := NULL;
     ELSE
-      SELECT least(room, CASE WHEN most IS NOT NULL THEN 1 END) INTO found_room FROM dl_limit_state(ARRAY[asked]);
-      IF this.per_minute IS NOT NULL AND found_room > 0 THEN  -- its tokens are ours to take until the commit
+      SELECT least(room, CASE WHEN most IS NOT NULL THEN 1 END) INTO its_room FROM dl_limit_state(ARRAY[asked]);
+      IF bounds.per_minute IS NOT NULL AND its_room > 0 THEN  -- its tokens are ours to take until the commit
         PERFORM FROM dl_limits WHERE name = asked FOR NO KEY UPDATE SKIP LOCKED;
-        found_room := CASE WHEN FOUND THEN found_room END;
+        its_room := CASE WHEN FOUND THEN its_room END;
       END IF;
     END IF;
-    p_room := p_room || jsonb_build_object(asked, found_room);
+    p_room := p_room || jsonb_build_object(asked, its_room);
   END LOOP;
   RETURN p_room;
 END
@@ -62,20 +62,21 @@ CREATE OR REPLACE FUNCTION dl_has_asked_enough(p_room jsonb) RETURNS boolean LAN
   SELECT count(*) > 100 FROM jsonb_object_keys(p_room)
 $$;
 
--- Is there room for one more job of these limits, by what the claim knows? A name that is not there has no bound.
+-- Whether p_room has room for one more job of these limits. A name that is not in p_room has no bound.
 CREATE OR REPLACE FUNCTION dl_has_room(p_limits text[], p_room jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
   SELECT coalesce(bool_and(coalesce((p_room ->> name)::int, 0) > 0), true) FROM unnest(p_limits) name WHERE p_room ? name
 $$;
 
--- What the claim knows when it has taken one job of these limits.
+-- p_room after the claim has taken one job of these limits.
 CREATE OR REPLACE FUNCTION dl_use_room(p_limits text[], p_room jsonb) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
   SELECT p_room || coalesce(jsonb_object_agg(name, (p_room ->> name)::int - 1), '{}') FROM unnest(p_limits) name
    WHERE p_room ? name
 $$;
 
--- What a claim owes the limits that it has asked, whose rows it has locked: take tokens of the started p_granted, park rows without room among the
--- queue's first p_rows and p_heads, let in whom the rest is for. Returns the number of parked rows. It parks only where the
--- limit stays full until the commit, by holding the running rows FOR SHARE.
+-- The last step of a claim for the limits that it has asked, whose rows it has locked: it takes a token for each started
+-- row of p_granted, parks rows without room among the queue's first p_rows and p_heads, and makes rows ready for the room
+-- that is left. Returns the number of parked rows. It parks only where the limit stays full until the commit, by holding the
+-- running rows FOR SHARE.
 CREATE OR REPLACE FUNCTION dl_settle_limits(
   p_queue text, p_granted uuid[], p_room jsonb, p_heads uuid[], p_priority int, p_from timestamptz, p_rows int) RETURNS int
 LANGUAGE plpgsql AS $$

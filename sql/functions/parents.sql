@@ -5,11 +5,10 @@
 -- on_failure decides: cancel (with its own children), hold (wait on until it has succeeded), run (go).
 
 -- The time of a job that waits for its parents: after all times that a producer may give.
-CREATE OR REPLACE FUNCTION dl_far() RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $$
-  SELECT timestamptz '9999-01-01 00:00+00'
-$$;
+-- part: far
+timestamptz '9999-01-01 00:00+00'
 
--- What a parent of this status means: 'go', 'cancel', or null: wait on. A null status is that of a deleted parent.
+-- What the status of a parent means for its child: 'go', 'cancel', or null: wait on. A deleted parent has a null status.
 CREATE OR REPLACE FUNCTION dl_after(p_status dl_status, p_on_failure text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
   SELECT CASE WHEN p_status = 'succeeded' THEN 'go'
               WHEN p_status IN ('queued', 'running') THEN NULL
@@ -61,7 +60,7 @@ BEGIN
     INSERT INTO {schema}.dl_waiting (job_id, parents, available_at, on_failure)
     SELECT p_job_id, open, available_at, p_on_failure FROM {schema}.dl_jobs WHERE job_id = p_job_id
     ON CONFLICT (job_id) DO UPDATE SET parents = dl_waiting.parents + excluded.parents;
-    UPDATE {schema}.dl_jobs SET blocked_on = 'parent', available_at = {schema}.dl_far(),
+    UPDATE {schema}.dl_jobs SET blocked_on = 'parent', available_at = {far},
            turn_at = CASE WHEN share IS NULL THEN turn_at END
      WHERE job_id = p_job_id AND status::text = 'queued';
   END IF;
@@ -206,7 +205,7 @@ BEGIN
                              || coalesce((SELECT p.status::text FROM {schema}.dl_jobs p WHERE p.job_id = w.failed_parent), 'deleted') END,
            journaled = CASE WHEN w.failed_parent IS NOT NULL THEN mod(journaled, 1000000) + 1 ELSE journaled END,
            blocked_on = CASE WHEN w.parents > 0 AND w.failed_parent IS NULL THEN 'parent' END,
-           available_at = CASE WHEN w.parents > 0 AND w.failed_parent IS NULL THEN {schema}.dl_far() ELSE w.available_at END,
+           available_at = CASE WHEN w.parents > 0 AND w.failed_parent IS NULL THEN {far} ELSE w.available_at END,
            turn_at = CASE WHEN j.share IS NULL THEN j.turn_at ELSE coalesce(j.turn_at, 'infinity') END
       FROM {schema}.dl_waiting w WHERE j.job_id = ANY (free) AND w.job_id = j.job_id
     RETURNING j.job_id, j.queue, j.status, j.attempt, j.blocked_on, j.turn_at, w.failed_parent),

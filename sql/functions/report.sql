@@ -39,7 +39,7 @@ CREATE OR REPLACE FUNCTION dl_journal_end() RETURNS bigint LANGUAGE sql AS $$
     FROM CAST(pg_get_serial_sequence('dl_job_events', 'event_id') AS regclass) sequence
 $$;
 
--- A number that a run has told of itself, as far as it is one: from 0 to a billion.
+-- A number in the facts of a run, cut to 0 to a billion; null for anything else.
 CREATE OR REPLACE FUNCTION dl_figure(p_told jsonb) RETURNS real LANGUAGE sql IMMUTABLE AS $$
   SELECT CASE WHEN jsonb_typeof(p_told) = 'number' THEN greatest(0, least(p_told::numeric, 1000000000))::real END
 $$;
@@ -47,15 +47,6 @@ $$;
 -- What counts of a task's learned need, MB or processors; null: nothing. Every process has up to 100 MB and one thread.
 CREATE OR REPLACE FUNCTION dl_counted(p_memory_mb real, p_cpus real) RETURNS real LANGUAGE sql IMMUTABLE AS $$
   SELECT CASE WHEN p_memory_mb >= 128 THEN p_memory_mb WHEN p_cpus >= 1.5 THEN p_cpus END
-$$;
-
--- Two histograms of dl_spans as one: the slots of both in their order, each with the sum of its counts.
-CREATE OR REPLACE FUNCTION dl_merge_slots(
-  p_slots smallint[], p_counts int[], p_more_slots smallint[], p_more_counts int[])
-RETURNS TABLE (slots smallint[], counts int[]) LANGUAGE sql STABLE AS $$
-  SELECT array_agg(slot ORDER BY slot), array_agg(n ORDER BY slot)
-    FROM (SELECT slot, least(sum(n), 2000000000)::int AS n
-            FROM unnest(p_slots || p_more_slots, p_counts || p_more_counts) AS given (slot, n) GROUP BY slot) merged
 $$;
 
 -- Add up to p_limit rows of the journal to the sums and spans; returns their number, 0 beside another call, -1 when the
@@ -187,10 +178,7 @@ BEGIN
                       count(*)::int AS n, sum(greatest(value, 0)) AS total, max(greatest(value, 0)) AS largest
                  FROM unnest(of_runs) AS value GROUP BY 1) in_slots) h
      WHERE of_runs IS NOT NULL ORDER BY task, span, queue, figure
-    ON CONFLICT (task, minutes, at, queue, figure) DO UPDATE SET
-       count = least(s.count + excluded.count, most), total = least(s.total + excluded.total, 1e300),
-       largest = greatest(s.largest, excluded.largest),
-       (slots, counts) = (SELECT m.slots, m.counts FROM dl_merge_slots(s.slots, s.counts, excluded.slots, excluded.counts) m))
+    {add_to_span})
   INSERT INTO dl_pace AS p (at, queue, processed, failed)
   SELECT at, queue, processed, failed FROM ended
   ON CONFLICT (at, queue) DO UPDATE SET
@@ -201,6 +189,16 @@ BEGIN
   RETURN rolled;
 END
 $$;
+
+-- part: add_to_span
+ON CONFLICT (task, minutes, at, queue, figure) DO UPDATE SET
+       count = least(s.count + excluded.count, most), total = least(s.total + excluded.total, 1e300),
+       largest = greatest(s.largest, excluded.largest),
+       (slots, counts) = (
+         SELECT array_agg(slot ORDER BY slot), array_agg(n ORDER BY slot)
+           FROM (SELECT slot, least(sum(n), 2000000000)::int AS n
+                   FROM unnest(s.slots || excluded.slots, s.counts || excluded.counts) AS both_spans (slot, n)
+                  GROUP BY slot) merged)
 
 -- Make spans of five minutes older than three hours those of an hour, up to p_limit, and delete up to p_limit of before 90
 -- days; returns how many. One statement moves a row, so it counts once. Locked rows wait for a later call.
@@ -228,10 +226,7 @@ BEGIN
            array_agg(slot ORDER BY slot), array_agg(n ORDER BY slot)
       FROM sums JOIN in_slots USING (task, queue, span, figure)
      GROUP BY task, queue, span, figure, sums.count, total, largest ORDER BY task, span, queue, figure
-    ON CONFLICT (task, minutes, at, queue, figure) DO UPDATE SET
-       count = least(s.count + excluded.count, most), total = least(s.total + excluded.total, 1e300),
-       largest = greatest(s.largest, excluded.largest),
-       (slots, counts) = (SELECT m.slots, m.counts FROM dl_merge_slots(s.slots, s.counts, excluded.slots, excluded.counts) m))
+    {add_to_span})
   SELECT count(*) INTO folded FROM gone;
   DELETE FROM dl_spans WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM dl_spans WHERE minutes = 60 AND at < now() - interval '90 days'

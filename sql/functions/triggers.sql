@@ -79,15 +79,13 @@ BEGIN
 END
 $$;
 
--- The journal of other services' steps: ours write their rows and count them in `journaled`. Deferred, for a service may
+-- The journal of other services' new rows, as of their steps (dl_jobs_step): ours write their rows and count them in `journaled`. Deferred, for a service may
 -- write its own row after its step. With the owner's rights. Without sequential scans, for a plan outlives a short journal.
 -- Errors are left out: only our workers mask them.
 CREATE OR REPLACE FUNCTION dl_jobs_journal() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-  step text := CASE NEW.status WHEN 'running' THEN 'picked' WHEN 'succeeded' THEN 'done'
-                               WHEN 'queued' THEN CASE TG_OP WHEN 'INSERT' THEN 'queued' ELSE 'requeue' END
-                               ELSE NEW.status::text END;
+  step text := CASE NEW.status WHEN 'running' THEN 'picked' WHEN 'succeeded' THEN 'done' ELSE NEW.status::text END;
 BEGIN
   {for_dl_jobs};
   {journal};
@@ -137,7 +135,7 @@ BEGIN
                                     SELECT extract(epoch FROM dl_jobs.created_at) FROM {schema}.dl_queues q
                                      WHERE q.queue = dl_jobs.queue AND ordered) END AS score,
                              CASE WHEN status <> 'queued' THEN NULL
-                                  WHEN blocked_on = 'parent' AND available_at >= '9999-01-01 00:00+00' THEN 'parent'
+                                  WHEN blocked_on = 'parent' AND available_at >= {far} THEN 'parent'
                                   WHEN available_at > now() THEN 'time'
                                   WHEN blocked_on IN ('time', 'parent') OR blocked_on = 'key' AND has_moved THEN NULL
                                   ELSE blocked_on END AS blocked_on

@@ -34,19 +34,19 @@ $$;
 -- its turn later. Returns their number; locked rows are left.
 CREATE OR REPLACE FUNCTION dl_give_turns(p_job_ids uuid[]) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
-  this record;
+  job record;
   given int := 0;
 BEGIN
-  FOR this IN
+  FOR job IN
     SELECT job_id, CASE fair_by WHEN 'producer' THEN coalesce(producer, '') WHEN 'partition_key' THEN partition_key END AS share
       FROM {schema}.dl_jobs LEFT JOIN {schema}.dl_queues USING (queue)
      WHERE job_id = ANY (p_job_ids) AND status::text = 'queued'
      ORDER BY created_at, job_id FOR NO KEY UPDATE OF dl_jobs SKIP LOCKED
   LOOP
-    UPDATE {schema}.dl_jobs SET share = this.share,
-           turn_at = CASE WHEN this.share IS NOT NULL AND available_at <= now()
-                          THEN {schema}.dl_turn(queue, priority, this.share, created_at) END
-     WHERE job_id = this.job_id;
+    UPDATE {schema}.dl_jobs SET share = job.share,
+           turn_at = CASE WHEN job.share IS NOT NULL AND available_at <= now()
+                          THEN {schema}.dl_turn(queue, priority, job.share, created_at) END
+     WHERE job_id = job.job_id;
     given := given + 1;
   END LOOP;
   RETURN given;

@@ -52,7 +52,7 @@ $$;
 CREATE OR REPLACE FUNCTION dl_unpark(p_key_hashes int[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
-  this record;
+  parked record;
   first tid;
 BEGIN
   -- A transaction with one snapshot may not see the rows that claims have parked behind its run since. So a later claim
@@ -63,7 +63,7 @@ BEGIN
        FROM (SELECT queue FROM {schema}.dl_workers UNION SELECT queue FROM {schema}.dl_totals) served WHERE octet_length(queue) < 8000;
     RETURN;
   END IF;
-  FOR this IN
+  FOR parked IN
     WITH RECURSIVE place (key_hash, queue, lock_key) AS (
       SELECT free.key_hash, first.queue, first.lock_key FROM (SELECT DISTINCT unnest(p_key_hashes)) AS free (key_hash)
        CROSS JOIN LATERAL (
@@ -81,7 +81,7 @@ BEGIN
     SELECT got.ctid INTO first FROM (
       SELECT ctid AS at FROM {schema}.dl_jobs
        WHERE status = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key')
-         AND hashtext(lock_key) = this.key_hash AND queue = this.queue AND (score IS NULL OR lock_key = this.lock_key)
+         AND hashtext(lock_key) = parked.key_hash AND queue = parked.queue AND (score IS NULL OR lock_key = parked.lock_key)
        ORDER BY hashtext(lock_key), queue, priority, coalesce(turn_at, created_at) LIMIT 1) near
       CROSS JOIN LATERAL (
         SELECT ctid FROM {schema}.dl_jobs
@@ -90,10 +90,10 @@ BEGIN
     IF FOUND THEN
       UPDATE {schema}.dl_jobs SET blocked_on = NULL WHERE ctid = first AND blocked_on = 'key';
     -- A row of dl_freed that we lock stays until our commit, and stands for us. One that is locked may be about to go.
-    ELSIF NOT EXISTS (SELECT FROM {schema}.dl_freed WHERE key_hash = this.key_hash FOR SHARE SKIP LOCKED) THEN
-      INSERT INTO {schema}.dl_freed (key_hash) VALUES (this.key_hash);
+    ELSIF NOT EXISTS (SELECT FROM {schema}.dl_freed WHERE key_hash = parked.key_hash FOR SHARE SKIP LOCKED) THEN
+      INSERT INTO {schema}.dl_freed (key_hash) VALUES (parked.key_hash);
     END IF;
-    PERFORM pg_notify('dl_jobs', this.queue);
+    PERFORM pg_notify('dl_jobs', parked.queue);
   END LOOP;
 END
 $$;
@@ -131,19 +131,19 @@ $$;
 CREATE OR REPLACE FUNCTION dl_unpark_stranded(p_after bigint, p_limit int) RETURNS int LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
-  this int;
+  reached int;
 BEGIN
   FOR i IN 1 .. p_limit LOOP
-    SELECT hashtext(lock_key) INTO this FROM dl_jobs
+    SELECT hashtext(lock_key) INTO reached FROM dl_jobs
      WHERE enum_eq(status, 'queued') AND blocked_on = 'key' AND hashtext(lock_key) > p_after
      ORDER BY hashtext(lock_key), queue LIMIT 1;
     EXIT WHEN NOT FOUND;
-    p_after := this;
-    IF NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = this) THEN
-      PERFORM dl_unpark(ARRAY[this]);
+    p_after := reached;
+    IF NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = reached) THEN
+      PERFORM dl_unpark(ARRAY[reached]);
     END IF;
   END LOOP;
-  RETURN this;
+  RETURN reached;
 END
 $$;
 
@@ -178,7 +178,7 @@ BEGIN
            AND queue = p_queue
          ORDER BY hashtext(lock_key), queue, priority, coalesce(turn_at, created_at) LIMIT 1000) its_row LIMIT 1000))
        AND status::text = 'queued' AND blocked_on IS DISTINCT FROM 'time' FOR NO KEY UPDATE SKIP LOCKED),
-  off AS (
+  later AS (
     UPDATE dl_jobs SET blocked_on = 'time', backoffs = refusals.number + 1,
            available_at = now() + make_interval(secs => least(p_most_sec, 0.1 * 2.0 ^ least(refusals.number, 20)))
       FROM (SELECT at, max(backoffs) OVER (PARTITION BY key_hash) AS number FROM unlocked) refusals
@@ -188,8 +188,8 @@ BEGIN
     INSERT INTO dl_job_events (job_id, queue, kind, payload)
     SELECT DISTINCT ON (key_hash) job_id, queue, 'requeue', jsonb_build_object(
              'reason', 'the key is held by another session', 'attempt', attempt, 'backoffs', backoffs)
-      FROM off ORDER BY key_hash, priority, turn)
-  SELECT count(DISTINCT key_hash) INTO keys FROM off;
+      FROM later ORDER BY key_hash, priority, turn)
+  SELECT count(DISTINCT key_hash) INTO keys FROM later;
   RETURN keys;
 END
 $$;
@@ -255,16 +255,16 @@ $$;
 CREATE OR REPLACE FUNCTION dl_wake_all(p_limit int) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
   woken int := 0;
-  this text;
+  its_queue text;
 BEGIN
-  SELECT min(queue) INTO this FROM dl_jobs WHERE status = 'queued' AND blocked_on = 'time';
-  WHILE this IS NOT NULL LOOP
+  SELECT min(queue) INTO its_queue FROM dl_jobs WHERE status = 'queued' AND blocked_on = 'time';
+  WHILE its_queue IS NOT NULL LOOP
     BEGIN
-      woken := woken + dl_wake(this, p_limit);
+      woken := woken + dl_wake(its_queue, p_limit);
     EXCEPTION WHEN data_exception OR integrity_constraint_violation OR program_limit_exceeded OR raise_exception THEN
-      RAISE WARNING 'the jobs of the queue % cannot be woken: %', this, SQLERRM;  -- its workers set that job aside
+      RAISE WARNING 'the jobs of the queue % cannot be woken: %', its_queue, SQLERRM;  -- its workers set that job aside
     END;
-    SELECT min(queue) INTO this FROM dl_jobs WHERE status = 'queued' AND blocked_on = 'time' AND queue > this;
+    SELECT min(queue) INTO its_queue FROM dl_jobs WHERE status = 'queued' AND blocked_on = 'time' AND queue > its_queue;
   END LOOP;
   RETURN woken;
 END

@@ -18,7 +18,7 @@ from dataloader.queue.db import Conn, Row
 READ = 200_000  # rows of the journal in which a page looks for its own
 OF_RUNS = 12_000  # begins and ends of runs that one timeline reads
 HOURS = (1, 3, 12, 24)
-_SQL = db.statements("timeline.sql", "newest")
+_SQL = db.statements("timeline.sql", "newest", "of_steps")
 ENTRIES = 100  # of one activity
 OF_JOBS = 5_000  # rows of each source that they are gathered from
 OF_STEPS = 10_000  # rows of retries and of operators' orders that are read for them

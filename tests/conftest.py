@@ -42,8 +42,9 @@ OWNER = "DL_TEST_OWNER"  # a DSN's user and password: the role that owns this ru
 BASE = "DL_TEST_BASE"  # a database with the schema, and with it OWNER, which another process made and removes
 RUN = "DL_TEST_RUN"  # the prefix of this run's databases; a given server may serve several runs
 PREFIX = "dl-test-"
-# By default Hypothesis fails an example of 0.2 s, and a test that draws slowly, as each does on a busy machine.
-hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+# By default Hypothesis fails an example of 0.2 s, and a test that draws slowly, as each does on a busy machine. It also
+# fails a test with a fixture, and here all examples of a test share its database.
+hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
 hypothesis.settings.load_profile("tests")
 _server = pytest.StashKey[embedded.Server]()
 _count = itertools.count(1)

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 from api_app import BATCH, MINIMAL, TRIGGER, Refused
 from flask.testing import FlaskClient
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from werkzeug.test import TestResponse
 
@@ -218,14 +218,14 @@ near = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(document=near | anything)
 def test_no_document_is_our_fault(client: FlaskClient, document: Any) -> None:
     answer = client.post(TRIGGER, data=json.dumps(document), content_type="application/json")
     assert answer.status_code in (200, 400), answer.json
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100)
 @given(raw=st.binary(max_size=200), path=st.text(max_size=30))
 def test_no_bytes_are_our_fault(client: FlaskClient, raw: bytes, path: str) -> None:
     assert client.post(TRIGGER, data=raw, content_type="application/json").status_code == 400

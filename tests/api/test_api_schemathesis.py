@@ -16,7 +16,7 @@ import pytest
 import schemathesis
 from api_app import NOWHERE, running
 from flask import Flask
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from schemathesis.config import SchemathesisConfig
 
@@ -64,7 +64,7 @@ schema = schemathesis.openapi.from_dict(
     }),
 )  # fmt: skip
 schema.app = unconnected
-QUICK = settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=8, derandomize=True)
 
 
 @schemathesis.hook

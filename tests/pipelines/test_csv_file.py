@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from judging import TYPES, Load, Rows, Run
 
@@ -211,7 +211,7 @@ _FIELDS = st.one_of(
 )
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50)
 @given(st.lists(st.tuples(_FIELDS, _FIELDS), min_size=1, max_size=6))
 def test_the_rows_are_those_of_pythons_csv_or_the_error_names_the_line(
     load: Run, rows: Rows, records: list[tuple[str, str]]

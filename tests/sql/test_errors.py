@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 from hands import Conn, Worker, enqueue, journal, plain, row, value
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataloader.farm import failures
@@ -189,7 +189,7 @@ def test_a_note_is_written_changed_and_cleared(conn: Conn, worker: Worker) -> No
     ]
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20)
 @given(
     rows=st.lists(
         st.tuples(

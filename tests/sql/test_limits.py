@@ -13,7 +13,7 @@ from uuid import UUID
 import httpx
 import pytest
 from hands import Conn, Worker, Workers, expire, many, plain, quietly, started, state, step, until, value, waits
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -535,12 +535,7 @@ class LimitedFarm(RuleBasedStateMachine):
 @pytest.mark.long
 def test_random_steps(dsn: str, conn: Conn) -> None:
     LimitedFarm.dsn, LimitedFarm.conn = dsn, conn
-    run_state_machine_as_test(
-        LimitedFarm,
-        settings=settings(
-            max_examples=12, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
+    run_state_machine_as_test(LimitedFarm, settings=settings(max_examples=12, stateful_step_count=30))
 
 
 NAMES = """

@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 from foreign import Foreign
 from hands import Worker, enqueue, expire, keys_held, quietly, value
-from hypothesis import HealthCheck, seed, settings
+from hypothesis import seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -421,7 +421,7 @@ def hands(own_db: str) -> Iterator[Hands]:
 
 def calm(**more: Any) -> settings:
     """A database takes its time, and examples of another schema are worth nothing."""
-    return settings(deadline=None, database=None, suppress_health_check=list(HealthCheck), **more)
+    return settings(database=None, **more)
 
 
 @pytest.mark.long

@@ -181,8 +181,8 @@ BEGIN
                  journaled = mod(journaled, 1000000) + 1, started_at = coalesce(started_at, at_once), finished_at = NULL,
                  -- The worker begins the best job at once. The others are claimed ahead: null until their runs beat
                  -- (dl_reap).
-                 heartbeat_at = CASE WHEN job_id = coalesce(in_order[1], (
-                                            SELECT free_id FROM free ORDER BY priority, turn, free_id LIMIT 1))
+                 heartbeat_at = CASE WHEN job_id = (SELECT free_id FROM free
+                                                     ORDER BY array_position(in_order, free_id), priority, turn, free_id LIMIT 1)
                                      THEN at_once END,
                  lease_expires_at = at_once + make_interval(secs => lease_ttl_sec),
                  claimed_by = p_worker, claimed_pid = pg_backend_pid(), claimed_backend_start = p_backend_start
@@ -308,6 +308,7 @@ BEGIN
     is_ordered := false;
     turn := 0;
     in_order := NULL;
+    holders := NULL;
     batch := NULL;
     looks := false;
     looked_twice := false;
@@ -404,7 +405,8 @@ BEGIN
   FOR key IN
     SELECT name, head.job_id, head.task, head.limits, dead.job_id AS dead_id,
            CASE WHEN tried.available_at > clock_timestamp() THEN tried.job_id
-                WHEN p_merge_limit IS NULL AND head.available_at > clock_timestamp() THEN head.job_id END AS early_id,
+                WHEN (p_merge_limit IS NULL OR head.blocked_on = 'parent') AND head.available_at > clock_timestamp()
+                THEN head.job_id END AS early_id,
            cancel_requested OR attempt >= greatest(max_attempts, 1) AS is_odd
       FROM unnest(p_lock_keys) WITH ORDINALITY AS keys (name, nth)
      CROSS JOIN LATERAL (
@@ -469,7 +471,8 @@ DECLARE
   listed uuid[] := ARRAY(
     SELECT job_id FROM (
       SELECT cancel_requested OR attempt >= greatest(max_attempts, 1) AS is_odd, score, created_at, job_id,
-             bool_and(task = p_task AND limits IS NOT DISTINCT FROM p_limits) OVER (ORDER BY score, created_at, job_id) AS is_same_task FROM (
+             bool_and(task = p_task AND limits IS NOT DISTINCT FROM p_limits AND blocked_on IS DISTINCT FROM 'parent')
+               OVER (ORDER BY score, created_at, job_id) AS is_same_task FROM (
         (SELECT * FROM dl_jobs
           WHERE score IS NOT NULL AND status = 'queued' AND queue = p_queue AND lock_key = p_lock_key
             AND least(attempt, 1) = 0

@@ -1,11 +1,16 @@
--- queued -> running in a plain queue, one that is not ordered: the short claim. The worker calls it first, and dl_step
--- (claim.sql, whose words these are) where this claim starts nothing. Each statement stands for itself and can be tried in
--- psql; there is no loop. The function starts nothing where something has to be moved before: the queue is ordered by
--- now, or paused, a row is due, a key has become free. dl_step makes way, and starts what has more to ask: jobs with
--- limits, the head of an ordered key, a queue by lag or by affinity.
+-- queued -> running in a plain queue, one that is not ordered: the short claim, without a loop. Each statement can be
+-- tried in psql. A queued row is ready (blocked_on is null), parked behind a running job of its key (blocked_on 'key'), or
+-- waits for its time (blocked_on 'time'). A running row closes its key; the advisory lock on the key's hash only keeps two
+-- claims apart.
+--
+-- The worker calls this function first, and dl_step (claim.sql) where it has started nothing: the queue is paused, or
+-- ordered by now; the time of a row has come, for example of a retry; dl_freed has an entry that has waited for a second;
+-- the first ready row has limits, is canceled or has no attempt left; or a claim of one job met a row that another session
+-- had locked.
 
--- Write the successes of this worker's runs (p_job_id to p_facts: as dl_finish; null: none, and the session keeps its
--- keys), and start up to p_most jobs of the queue: the best by priority, then turn, at most one of each key. One round trip.
+-- Write the successes of this worker's runs (p_job_id to p_facts: as dl_finish), and start up to p_most jobs of the queue:
+-- the best by priority, then turn, at most one of each key hash. One round trip. p_job_id null: no run has ended, and the
+-- session keeps its keys; '{}': no run has ended, and it lets go of them.
 --
 -- Returns a row for each started job, the best first. A last row without a job says more where there is more: `left_over`,
 -- the runs whose ends are not written, for they are no plain successes (then nothing is started), and `batch`, as dl_step.
@@ -20,7 +25,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
   is_plain boolean;
   its_batch int;
-  mine int[];      -- the keys that this claim has locked, in the order of their rows
+  mine int[];      -- the key hashes that this claim has locked, in the order of their rows; null: a row for dl_step
   odd_at int;      -- the place of a row that dl_step has to look at
   at_once timestamptz;
   started int;
@@ -45,6 +50,7 @@ BEGIN
   END IF;
 
   -- Lock the keys of the first ready rows, up to the first row that dl_step has to look at: it goes before those behind it.
+  -- Keys that other sessions have locked are passed over, within a bounded number of rows.
   mine := ARRAY(
     SELECT CASE WHEN is_startable THEN key_hash END FROM (
       SELECT hashtext(lock_key) AS key_hash, limits IS NULL AND NOT cancel_requested
@@ -64,10 +70,10 @@ BEGIN
     RETURN;
   END IF;
 
-  -- Start the first job of each of these keys. Advisory locks do not obey MVCC, so the look at the running rows comes behind
-  -- the locks, with a fresh snapshot; the other way round a job that started in between would be missed (Que,
-  -- lib/que/worker.rb:72-82). So does the choice of the first rows: a job that came back in between goes before a later one
-  -- of its key, and a parked one that is older.
+  -- Start the first job of each of these keys. Advisory locks do not obey MVCC, so this statement looks at the running rows
+  -- behind the locks, with a fresh snapshot; the other way round the claim would miss a job that started in between (Que,
+  -- lib/que/worker.rb:72-82). The statement also chooses the first rows behind the locks: a job that was given back in
+  -- between goes before a later one of its key, and so does an older job that is parked.
   at_once := clock_timestamp();  -- not now(), when the claim began: the rows may be younger
   RETURN QUERY
   WITH free AS MATERIALIZED (
@@ -80,7 +86,7 @@ BEGIN
                         ORDER BY hashtext(lock_key), queue, priority, coalesce(turn_at, created_at) LIMIT 1)
                  FROM unnest(mine) key_hash
                 WHERE (SELECT true FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = key_hash
-                          AND lease_expires_at > now() LIMIT 1) IS NULL))
+                          AND lease_expires_at > now() LIMIT 1) IS NULL))  -- the earlier time: a lease counts as long
          AND status::text = 'queued' AND blocked_on IS DISTINCT FROM 'time' AND available_at <= at_once
          AND NOT cancel_requested AND attempt < greatest(max_attempts, 1) AND limits IS NULL
          FOR NO KEY UPDATE SKIP LOCKED) locked),
@@ -121,9 +127,9 @@ END
 $$;
 
 
--- Of these key hashes, whose locks this session has, each once and in their order. A session may have a lock twice: the
--- function lets go of it as often as it comes again. Keys that come again have more rows: the function leaves a sixteenth
--- of the keys to other workers, or the next one would find none, and park rows instead of working.
+-- Of these key hashes, whose locks this session has, each once and in their order; of a lock that the session has several
+-- times one stays. Where hashes repeat, few keys may have all rows: the function leaves a sixteenth of the keys to other
+-- workers, which would else park rows instead of working.
 CREATE OR REPLACE FUNCTION dl_each_once(p_key_hashes int[]) RETURNS int[] LANGUAGE plpgsql AS $$
 DECLARE
   once int[] := ARRAY(SELECT key_hash FROM unnest(p_key_hashes) WITH ORDINALITY AS locked (key_hash, nth)

@@ -625,3 +625,19 @@ def test_a_delivery_that_waits_for_its_retry_is_killed_and_what_came_since_start
     assert [state(merged, job_id) for job_id in jobs] == [("failed", 1)] * 3
     assert ids(step(worker)) == [since]
     assert state(merged, since) == ("running", 1)
+
+
+def test_the_first_job_that_has_started_is_marked_as_begun_behind_a_locked_head(ordered: Conn, worker: Worker) -> None:
+    head, other = enqueue(ordered, lock_key="a"), enqueue(ordered, lock_key="b")
+    with locked(ordered, head):
+        (job,) = step(worker).jobs
+    assert (job.job_id, row(ordered, other)["heartbeat_at"] is None) == (other, False)
+
+
+def test_a_merged_delivery_has_no_job_that_waits_for_a_parent(merged: Conn, workers: Workers) -> None:
+    one, two = workers(), workers()
+    parent = enqueue(merged, queue="other")
+    assert one.take("other").job_id == parent
+    first, child = enqueue(merged, lock_key="k"), enqueue(merged, lock_key="k", depends_on=(parent,))
+    last = enqueue(merged, lock_key="k")
+    assert (ids(step(two)), state(merged, child)[0], state(merged, last)[0]) == ([first], "queued", "queued")

@@ -73,13 +73,13 @@ class Keeper:
         self._supervisor = os.getppid()
         self._retry_at = 0.0
         self._asked: dict[str, float] = {}  # the cancelled jobs, and until when to search for their workers
-        self._has_settled = False  # what workers of this host had claimed that were gone before this farm
+        self._has_settled = False  # whether the jobs of this host's earlier, dead workers are settled
         self._ask_all = True  # a cancellation may have come without a session
         self._leave_at: float | None = None
         self._registry = WorkerRegistry(Host(settings), self._shared.reload)
         self._stuck = StuckRuns()
         self._salvage = Salvage(settings.dl_job_log_kb)
-        self._signals = process.Signals((*_STOP, signal.SIGCHLD))  # the last: the supervisor has buried a worker
+        self._signals = process.Signals((*_STOP, signal.SIGCHLD))  # SIGCHLD: the supervisor has reaped a worker
         setproctitle("dataloader: keeper")
 
     def keep(self) -> int:
@@ -176,7 +176,7 @@ class Keeper:
             slot.state = State.FREE
 
     def _take_back(self, conn: db.Connection, slot: Slot) -> None:
-        """Hand back what a worker has claimed ahead of a run, where its heartbeat cannot: a C call holds the GIL.
+        """Hand back the jobs behind a worker's run when the heartbeat cannot: a C call holds the GIL.
 
         The worker's session ends, for it has the keys of these jobs. The run goes on: its row has its key, and the
         worker takes the key again after the call.
@@ -200,7 +200,7 @@ class Keeper:
         self._ask_all = True
 
     def _settle_the_gone(self, conn: db.Connection) -> None:
-        """Once, recover what workers of this host held that are gone, and whose supervisors are: no keeper will."""
+        """Recover, once, jobs of this host's workers that are gone with their supervisor: no other keeper does."""
         self._has_settled = True
         for worker in filter(process.is_gone, lifecycle.holders(conn, process.hostname())):
             for job in lifecycle.settle_gone(conn, worker, GONE):
@@ -252,7 +252,7 @@ class Keeper:
                 slot.state = State.DEAD
 
 
-# The end of a worker's jobs by the reason of its death, and the words; the rest are crashes.
+# The end of a dead worker's jobs and the text, by reason. Other reasons count as crashes.
 _ENDS = {
     Reason.DRAIN: ("drain", "drain"),
     Reason.STALLED: ("crash", "worker killed: no heartbeat for DL_STALL_SEC"),
@@ -267,7 +267,7 @@ _ENDS = {
 
 
 def death(slot: Slot) -> tuple[str, str, dict[str, float]]:
-    """How the slot's worker ended: for its jobs, for people, and for the journal.
+    """The end of the worker's jobs, the reason as text, the facts of the journal.
 
     The last has the process's exit status, and its last run's cost where the supervisor has buried it.
     """
@@ -333,7 +333,7 @@ UNCHANGED_SEC = periods.seconds("UNCHANGED_SEC", 10.0)
 
 
 class WorkerRegistry:
-    """When the workers are to be shown again, and their CPU seconds at the last time."""
+    """The workers as shown last in dl_workers, and the CPU seconds of each of them."""
 
     def __init__(self, its_host: Host, reload: Note) -> None:
         self._its_host, self._reload = its_host, reload
@@ -395,7 +395,7 @@ def _state(slot: Slot) -> str:
 # --- the last words of dead workers ---
 
 SAVED_MOST = 65_536  # bytes of each file that are saved
-DOUBT_SEC = 86_400.0  # the age of lines that the worker may have written itself, and not noted
+DOUBT_SEC = 86_400.0  # the largest age of stored lines that the worker's slot does not show
 KEY_MOST = 16_384  # bytes before these in which a private key may begin
 
 
@@ -410,7 +410,7 @@ class Salvage:
         self._most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
 
     def open_new(self, slots: Sequence[Slot]) -> None:
-        """Open the files of new workers, at their birth: a first run may be the last."""
+        """Open the files of new workers, at once: a worker may die in its first run."""
         for slot in slots:
             is_known = self._files.get(slot.index, (0,))[0] == slot.pid
             if is_known or slot.state in (State.FREE, State.DEAD) or not slot.log_files[0]:

@@ -35,8 +35,8 @@ from dataloader.pipelines import Arguments, Context, FilePath, PermanentError, P
 from dataloader.queue import db
 
 PART_BYTES = 8 * 2**20  # of a small file, which comes at once
-_COMMITTED_BYTES = 4  # PART_BYTES: a run that is killed reads as much once more, at most, and one batch
-_DIRECT_BYTES = 64  # PART_BYTES: a larger file is no single transaction, for a run that is killed begins it anew
+_COMMITTED_BYTES = 4  # PART_BYTES between commits: a killed run reads at most these and a batch again
+_DIRECT_BYTES = 64  # in PART_BYTES: a larger file takes several transactions, because a killed run repeats one
 Finish = Callable[[psycopg.Connection[Any]], None]
 LONGEST_RECORD = 16 * 2**20  # characters: an unmatched quote must not read the rest of a large file into memory
 _HEAD = 2**16  # bytes by which a file is recognized
@@ -62,7 +62,7 @@ _LOCK_PAUSE = 0.2  # seconds between two tries for the lock, while another load 
 # server; and what another session has just created. Any other error is one of the data, the table, its functions or our
 # rights, and the next attempt would fail in the same way.
 _PASSING = ("08", "25", "26", "28", "3D", "40", "53", "55", "57", "58", "72", "F0", "HV", "XX", "42P07", "42710")
-# The files of PostgreSQL's source that raise what a function in a procedural language raises.
+# The source files of PostgreSQL that raise the errors of procedural languages' functions.
 _LANGUAGES = ("pl_exec.c", "plpy_elog.c", "plperl.c", "pltcl.c")
 
 _SQL = db.statements("load.sql")
@@ -181,14 +181,14 @@ class _NotDirectlyError(Exception):
 
 
 class Source:
-    """CSV records in their order. They are read once, and people know them by their numbers from 1."""
+    """CSV records in their order. A source numbers its records from 1; errors name these numbers."""
 
     delimiter = ","
     is_typed = True  # else its values are text, and `load.files` infers their types
-    names_columns = "file"  # the word for what names the columns
-    unit = "row"  # by which people know a record
+    names_columns = "file"  # where columns come from, in errors
+    unit = "row"  # a record's name in errors
     hint = ""  # advice for an error about a missing column
-    version: list[Any]  # JSON that differs for other records: a run goes on only behind the same ones
+    version: list[Any]  # JSON that identifies the records: a run resumes only while it is unchanged
     columns: Mapping[str, str] = {}  # with their types in a new table
     in_target: Collection[str] = ()  # the columns of the table, whose types are its own
     stored: Sequence[str] = ()  # the types of the columns where COPY writes, once they are known
@@ -288,7 +288,7 @@ class FileSource(Source):
 
     @property
     def expected(self) -> int:
-        """How many records there are; without a count, if the others are as long as those that were read."""
+        """The number of records; without a count, an estimate by the length of the records read."""
         return self.total or max(self._count, self._count * self.size // max(1, self.position))
 
     def require_unchanged(self) -> None:
@@ -386,7 +386,7 @@ class _Load:
         self._began = time.monotonic()
 
     def steps(self) -> Generator[Progress | None, None, Progress]:
-        """The load, by the quickest way that has the result of the others."""
+        """Load by the quickest way; all ways have the same result."""
         if (counts := appended(self._context, self._wanted)) is not None:
             return counts
         # A file can be read again by another way.
@@ -415,7 +415,7 @@ class _Load:
                 yield from self._copied(table, table.items(self._source.begin))
                 return (yield from self._end(table, is_filled, is_direct or self._wanted.mode == "append"))
         except (errors.UniqueViolation, errors.ForeignKeyViolation) as e:
-            # A key is in the file twice, or a row of a later COPY has the key.
+            # A key is in the file twice, or a foreign key's row comes later.
             if not is_direct or (self._wanted.mode == "append" and isinstance(e, errors.UniqueViolation)):
                 raise
             raise _NotDirectlyError from None
@@ -423,7 +423,7 @@ class _Load:
     def _in_parts(self) -> Generator[Progress | None, None, Progress]:
         """The load from its newest part on.
 
-        An error for good and other types of the target drop what is staged. Any other end leaves committed parts, which
+        A permanent error or a changed type of the target drops the parts. Any other end leaves committed parts, which
         the next run does not read again.
         """
         saved = self._context.checkpoint or {}
@@ -466,7 +466,7 @@ class _Load:
     def _end(
         self, table: Table, is_filled: bool = False, is_saved: bool = True
     ) -> Generator[Progress | None, None, Progress]:
-        """Write what is staged to the target, unless COPY has filled it; what was counted, as the job's result."""
+        """Write the staged rows to the target unless COPY has filled it; returns the counts, the job's result."""
         end, read = self._source.place(), time.monotonic()
         counts: dict[str, Any] = dict.fromkeys(_COUNTS, 0) | {"inserted": table.copied}
         if not is_filled:
@@ -508,7 +508,7 @@ class Table:
         self.conn, self._check = conn, context.check
         self._wanted, self._source, self._staging = wanted, source, staging_of(context.job_id)
         self._sent: list[tuple[int, Text]] = []  # to a COPY that failed, with the numbers by which people know them
-        self._reporting = self._staging  # a pattern of what names the table in the context of COPY's errors
+        self._reporting = self._staging  # a pattern of the table's name in the context of COPY's errors
         self._cursor = conn.cursor(row_factory=tuple_row)
         [(self._schema,)] = self._cursor.execute("SELECT current_schema()").fetchall()
         if not self._schema:
@@ -557,7 +557,7 @@ class Table:
         self._parts["staged_rejects"] = sql.Identifier(schema, self._staging + _REJECTS)
 
     def find(self) -> bool:
-        """True where there is no table, and the staging table can become it; else make or change the table as needed.
+        """True if the staging table can become the missing target; else create or change the target as needed.
 
         Raises PermanentError when the table does not fit the records.
         """
@@ -580,7 +580,7 @@ class Table:
         return self._value("kind") is not None
 
     def _lock(self) -> None:
-        """Of two loads that create a table at once, one would fail."""
+        """Wait for the lock under which a load creates a table."""
         while not self._value("lock"):
             for _ in rest(_LOCK_PAUSE):
                 self._check()
@@ -681,7 +681,7 @@ class Table:
         return self._source.place().records - before
 
     def _copied_in_binary(self, parts: Sequence[Any]) -> bool:
-        """Whether PostgreSQL takes the rows so; else it gets their text, by whose errors people know the rows."""
+        """True if PostgreSQL takes the binary rows. Else `copy` sends them as text: its errors name a row."""
         try:
             with self.conn.transaction(), self._cursor.copy(self._composed("copy_binary")) as copy:
                 for part in parts:
@@ -708,7 +708,7 @@ class Table:
         self.is_done = True
 
     def _copy_without_rejects(self, batch: list[tuple[int, Text]]) -> None:
-        """Keep the records that their reader or PostgreSQL refuses aside, each with the reason."""
+        """Copy the batch; stage each record that reader or PostgreSQL refuses, with the reason."""
         rejects = [(number, item) for number, item in batch if isinstance(item, Rejected)]
         rows: list[tuple[int, Text]] = [(number, item) for number, item in batch if not isinstance(item, Rejected)]
         while rows and len(rejects) <= self._wanted.max_errors:
@@ -764,7 +764,7 @@ class Table:
                         raise self._source.error(number, item.reason)
                     numbers.append(number)
                     sent.append(item)
-                    # A call for each record would be dear too.
+                    # A call per record would be slow too.
                     text = f"{item}\n" if isinstance(item, str) and item != "\\." else _text(item)
                     chunk.append(text)
                     size += len(text)
@@ -945,7 +945,7 @@ class Table:
         return existing
 
     def _wider(self, existing: Mapping[str, str]) -> list[tuple[str, str, str]]:
-        """The columns that may have to be wider: their names and new types, and the conditions of what needs these."""
+        """The columns that may have to be wider: name, new type, and the condition of the values that need it."""
         if self._wanted.schema_change != "widen":
             return []
         columns = [(name, wider(existing[name], new)) for name, new in self._source.columns.items() if name in existing]
@@ -984,7 +984,7 @@ class Table:
     def _fault(self, reported: int) -> int:
         """The place of the record in `_sent` whose last line COPY reports; line 1 is the header.
 
-        A block gives way to its records.
+        Replaces a block by its records.
         """
         ends = [*accumulate((_text(item).count("\n") for _, item in self._sent), initial=1)]
         at = min(bisect_left(ends, reported, lo=1), len(self._sent)) - 1
@@ -1004,7 +1004,7 @@ class Table:
 
 
 def answered(pg: PGconn, check: Callable[[], None]) -> PGresult:
-    """The last result of what was sent, or that of a COPY to us, which begins; raises psycopg.Error."""
+    """The last result of the sent statement, or the first of COPY TO STDOUT; raises psycopg.Error."""
     last: PGresult | None = None
     while True:
         while (left := pg.flush()) or pg.is_busy():

@@ -39,7 +39,7 @@ BEGIN
       RETURNING limits)
     SELECT count(*), ARRAY(SELECT DISTINCT name FROM behind CROSS JOIN unnest(limits) name) INTO parked, of_limits
       FROM behind;
-    IF of_limits <> '{}' THEN  -- other rows may have the room for which these stood
+    IF of_limits <> '{}' THEN  -- the parked rows leave their room to other rows
       PERFORM dl_let_in(of_limits);
     END IF;
   END IF;

@@ -54,7 +54,7 @@ CELLS = 2_000  # partitions of one page: five years of days
 RESULT_SHOWN = 10_000  # characters of a result on its job's page
 LATEST = 10  # jobs of a task on its page
 RUNS = 100  # of the timeline's table
-REASON_SHOWN = 160  # characters of it
+REASON_SHOWN = 160  # in characters
 MIN_INTERVAL_SEC = 1.0  # between the two reports of progress that give a rate
 TRAIL = 30  # earlier pages that the link `newer` can return to
 FILTERS = (*fields.FILTERS, "error_group")
@@ -186,7 +186,7 @@ def _read_backfill(conn: db.Connection, name: str, after: int) -> tuple[dict[str
 
 
 def _with_ended(backfill: dict[str, Any]) -> dict[str, Any]:
-    """A backfill, with how many of its partitions need no more work; others without a job may be planned."""
+    """A backfill with the number of its ended partitions; the count `missing` loses the `planned` ones."""
     counts, planned = backfill["counts"], 0 if backfill["canceled_at"] else backfill["total"] - backfill["made"]
     shown = counts | {"missing": max(counts["missing"] - planned, 0), "planned": planned}
     return backfill | {"ended": sum(counts[status] for status in (*map(str, FINAL), "skipped")), "counts": shown}
@@ -284,7 +284,7 @@ def jobs() -> ResponseReturnValue:
 
 
 def _without_empty(**changes: str) -> dict[str, Any]:
-    """The parameters of the address that say something; with changes those of another list, from its first page on.
+    """The address's parameters that are not empty; with `changes` those of the first page of another list.
 
     The function drops every parameter that no list has: `url_for` gives some, as `endpoint`, a meaning of its own.
     """
@@ -322,7 +322,7 @@ def _local(at: datetime | None) -> str:
 
 
 def _neighbours(given: Mapping[str, str], following: str | None) -> dict[str, str | None]:
-    """The addresses of the pages before and after. A cursor leads forward only: earlier ones stand in the address."""
+    """The addresses of the pages before and after. The address keeps the trail: a cursor only leads forward."""
     position, trail = request.args.get("after"), request.args.getlist("trail")
     filters: dict[str, Any] = {name: value for name, value in given.items() if value}
     to_page = partial(url_for, ".jobs", **filters)
@@ -418,7 +418,7 @@ def _reports(events: Sequence[Mapping[str, Any]]) -> Iterator[tuple[datetime, fl
 
 
 def _queue_row(conn: db.Connection, queue: str) -> dict[str, Any]:
-    """The queue's row of the overview; zeros for a queue with nothing but a past. Raises Unknown."""
+    """The queue's row of the overview; zeros for a known queue without a row. Raises Unknown."""
     farm = stats.overview(conn)
     row: dict[str, Any] | None = next((row for row in farm["queues"] if row["queue"] == queue), None)
     if row:
@@ -471,7 +471,7 @@ def _ending(conn: db.Connection, job_id: UUID) -> dict[str, Any] | None:
 
 
 def _result(returned: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The begin of what the pipeline has returned, and whether there is more of it."""
+    """The first RESULT_SHOWN characters of the result, and whether it is longer."""
     if returned is None or returned["result"] is None:
         return {"result": None}
     text = formats.pretty(returned["result"])
@@ -677,7 +677,7 @@ def task(task: str) -> Response:
 
 @blueprint.get("/timeline")
 def timeline() -> Response:
-    """Which worker ran what when, in the last hours."""
+    """The runs of each worker in the last hours."""
     text = request.args.get("hours", str(of_timeline.HOURS[0]))
     if text not in map(str, of_timeline.HOURS):
         raise Problem(400, f"The hours should be one of: {', '.join(map(str, of_timeline.HOURS))}.")

@@ -32,7 +32,7 @@ DISK_FULL_SEC = db.DISK_FULL_SEC
 COUNTING_SEC = 1.0  # the time for counting; after it all numbers are the noted ones
 NOTED = 1_000_000  # that the reaper counts, to note it
 NOTED_KEYS = 100_000  # keys of one ordered queue that the reaper counts
-NOTED_ROUGHLY = 10_000  # the same where counting takes longer than NOTING_SEC: there are many such queues
+NOTED_ROUGHLY = 10_000  # both limits where counting takes longer than NOTING_SEC
 NOTING_SEC = 3.0
 NOTE_LOCK = 0x646C_6C65_6E67_7468  # an advisory lock outside the range of keys
 LOCK_HELD_SEC = 60.0  # for which a session may keep a lock of the farm's duties
@@ -45,7 +45,7 @@ DEAD_SHARE = 0.02
 SOME_DEAD = 5_000  # is enough where due jobs wait as well
 LATE_SEC = periods.seconds("LATE_SEC", 60.0)
 SCAN = 4_000  # jobs of each source that a list reads at once: some 20 ms
-GROWS = 4  # times that it reads next for the same page
+GROWS = 4  # the growth of SCAN from read to read
 SCAN_MOST = 64_000
 FILL_SEC = 0.5  # after so long it reads no more for a page: an answer has less than 3 s
 SORTED = 20_000  # jobs that a list in the order of their keys sorts
@@ -55,8 +55,8 @@ ANEW = -1  # what aggregate returns when the journal's sequence has been set bac
 LONG_STEP_SEC = 300  # steps from which on throughput is read from dl_pace_long instead of dl_pace
 BRIEFLY_SEC = 0.5, 0.1  # for a statement and for a lock: keeper and reaper have one session for this and for leases
 SORTED_FOR_PAGE = 2_000  # dead jobs of all queues that it sorts at once
-MESSAGES = {"of_each": 100, "most": 10_000}  # in which undelivered ones of a webhook, and of all, are looked for
-FOUND = 20_000  # jobs with some arguments, that the index for them may find for one page
+MESSAGES = {"of_each": 100, "most": 10_000}  # newest messages checked for delivery, per webhook and in all
+FOUND = 20_000  # jobs that a search by id or arguments may read by an index for a page
 _SQL = db.statements("stats.sql", "live", "of_settings", "keys_of", "deliveries")
 _SEARCH = db.statements("search.sql")
 QUEUED = frozenset({"ready", "scheduled", "blocked"})
@@ -142,7 +142,7 @@ class Attempt(NamedTuple):
 def overview(conn: Conn) -> Row:
     """The farm in figures: `at`, `total` and `queues`, whose fields model.queues describes.
 
-    Its cost is bounded: what it cannot count itself is as the reaper has noted at `counted_at`, or a lower bound.
+    The cost is bounded: a figure too large to count is the reaper's of `counted_at`, or a lower bound.
     """
     try:
         rows, most = _count(conn, COUNTED, COUNTING_SEC), COUNTED
@@ -168,7 +168,7 @@ def _count(conn: Conn, most: int, within_sec: float, most_keys: int = 0, stateme
 
 
 def figures(row: Row, most: int) -> Row:
-    """PURE: a queue's figures, of which each that has reached `most` is what was noted, if that is more."""
+    """PURE: a queue's figures; the noted figure, if larger, replaces each that has reached `most`."""
     figures_ = {name: value for name, value in row.items() if not name.startswith("noted_")}
     is_noted = False
     for name in _BOUNDED:
@@ -182,7 +182,7 @@ def figures(row: Row, most: int) -> Row:
 
 
 def note_lengths(conn: Conn, since_sec: float) -> float | None:
-    """Called by the reaper: count every queue; returns the longest lag, None: it was done within `since_sec`."""
+    """Called by the reaper: count every queue; returns the longest lag; None: another reaper did or does it."""
 
     def note(most: int) -> float | None:
         with conn.transaction():
@@ -221,7 +221,7 @@ def beginning(conn: Conn) -> Row:
 def fitness(conn: Conn, reaper_period_sec: float = 0.0) -> Row:
     """The facts that decide whether a job could be added and ended now (alerts.unfit); writes no row.
 
-    A reaper that has sent nothing for three of its periods, and for REAPER_SILENT_SEC, is as good as none.
+    A reaper without a statement for three periods and for REAPER_SILENT_SEC counts as absent.
     """
     reaper_sec = max(REAPER_SILENT_SEC, 3 * reaper_period_sec)
     row = _SQL.rows(conn, "fitness", reaper_sec=reaper_sec, full_sec=DISK_FULL_SEC)[0]
@@ -235,7 +235,7 @@ def workers(conn: Conn) -> list[Row]:
 
 
 def used(conn: Conn, job_id: UUID, worker: str | None) -> Row | None:
-    """The resources of a job's run on this worker at `seen_at`; `stuck_since` its last sign of life, if it is stuck.
+    """The resources of a job's run on this worker at `seen_at`; `stuck_since`: a stuck run's last report.
 
     The result is None if no keeper has reported the run within 30 s.
     """
@@ -262,7 +262,7 @@ def show_workers(
 ) -> None:
     """Called by a keeper: store the farm's workers, their host's MB for runs, and why its latest reload was refused.
 
-    Raises rather than wait for a lock.
+    Raises after 0.1 s without a lock.
     """
     present = json.dumps(list(workers), default=str)
     shown: Row = {"farm": farm, "host": host, "workers": present}
@@ -389,7 +389,7 @@ def attempts(events: Iterable[Row]) -> list[Attempt]:
 def jobs(conn: Conn, wanted: Wanted, limit: int = 50, after: str | None = None, scan: int | None = None) -> Page:
     """A page of up to `limit` jobs, without their arguments; `after` is the `next` of the page before.
 
-    It is full unless it is the last, or FILL_SEC are over. With `scan` it has those of that many jobs of each source.
+    The page is full unless it is the last or FILL_SEC is over. With `scan` only so many jobs of each source are read.
     Raises ValueError for `after`, WrongSearch, TooMany.
     """
     wanted, advice = wanted.whole, None
@@ -433,7 +433,7 @@ def has_args_index(conn: Conn) -> bool:
 
 
 def create_args_index(conn: Conn) -> bool:
-    """Make the index, outside of any transaction; False: it was there. Only operators do: each write pays for it."""
+    """Make the index, outside of any transaction; False: it exists. Only for operators: each write gets slower."""
     if has_args_index(conn):
         return False
     conn.execute(_SEARCH["drop_args_index"])  # an invalid one
@@ -473,7 +473,7 @@ def _by_change(
 
 
 def searched(conn: Conn, wanted: Wanted, sources: list[str]) -> tuple[list[str], Row]:
-    """The sources that find what the search names, and the ids left to the source `of_near`; in a transaction."""
+    """The sources for the search, and the range of ids for the source `of_near`; in a transaction."""
     asked = search.parsed(wanted.q)
 
     def are_few(source: str, **named: Any) -> bool:
@@ -564,7 +564,7 @@ def _json(text: str | None) -> Any:
 
 
 def _source(name: str) -> str:
-    """The jobs of a source, with the queue where its index has it."""
+    """A source's SQL, filtered by queue if its index has one."""
     of = f"{_SEARCH[name]} AND {_SEARCH['of_queue']}" if name in ("of_dead", "of_retries") else _SEARCH[name]
     return _SQL["source"].replace("{of}", of).replace("{at}", _SOURCES[name][0])
 

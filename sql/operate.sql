@@ -1,5 +1,5 @@
 -- Operators' changes; called by the functions of the same name in dataloader/queue/operations.py. Each writes its journal
--- rows, and locks rows in the order of job_id, as `request_cancel`.
+-- rows, and locks rows in the order of job_id, as `request_cancel` (queue.sql).
 
 -- name: pause
 -- From the next claim on no job of the queue starts, on any host. A pause that stands keeps its time and its author.

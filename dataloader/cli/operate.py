@@ -1,6 +1,6 @@
 """Commands that change jobs (requeue, run-now, delete, cancel), queues, limits, schedules, errors and webhooks.
 
-`made` makes the commands that this file does not define from the operations.
+`made` makes the commands that this file does not define from the operations; a new parameter of one here is added here.
 """
 
 from __future__ import annotations

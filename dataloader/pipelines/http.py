@@ -1,4 +1,4 @@
-"""HTTP for the built-in pipelines: one exchange with one server, redirects, the answer piece by piece.
+"""The HTTP client of the built-in pipelines: exchanges, redirects, answers in pieces. `load.http` is download.py.
 
 A name is resolved once, and the connection goes to the address that the guard has checked. No proxy of the environment
 is asked. No error text shows more of a URL than its host. http.client is underneath because it lets us choose the
@@ -176,7 +176,9 @@ def get(
     check: Callable[[], None] = lambda: None,
     is_one_server: bool = False,
 ) -> Iterator[Answer]:
-    """Ask for a URL as `exchange` does, over up to five redirects. With `is_one_server` none leads to another server.
+    """Ask for a URL as `exchange` does, over up to REDIRECTS_MOST redirects.
+
+    With `is_one_server` none leads to another server.
 
     Raises Refused for a redirect that is not followed, and as `exchange`.
     """

@@ -25,7 +25,8 @@ SENTENCES = {
     "deadline": ("job is going to miss its deadline", "jobs are going to miss their deadlines"),
 }
 TASK = INTERNAL_TASK
-# The kinds of messages by the kinds of journal rows. Kinds of conditions are those of alerts.conditions.
+# The kinds of messages by the kinds of journal rows, which sql/webhooks.sql and ix_dl_job_events_told name too. Kinds
+# of conditions are those of alerts.conditions.
 OF_JOURNAL = {"failed": "dead", "lost": "dead", "stuck": "stuck", "deadline": "deadline"}
 KINDS = ALERTS
 SEVERITIES = dict.fromkeys(("dead", "deadline"), "critical") | dict.fromkeys(("stuck", "lag", "paused"), "warning")

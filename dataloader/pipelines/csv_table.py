@@ -483,7 +483,9 @@ class _Load:
         return result
 
     def _save(self, **more: Any) -> None:
-        self._context.save({"file": self._source.version, "place": list(self._source.place())} | more)
+        """Save where the next run goes on; a source without parts needs no place, and its columns may be many."""
+        where = {"file": self._source.version, "place": list(self._source.place())} if self._source.has_parts else {}
+        self._context.save(where | more)
 
 
 def staging_of(job_id: UUID) -> str:

@@ -270,9 +270,8 @@ def _make(conn: db.Connection) -> list[str]:
 def _bound(conn: db.Connection, text: str) -> str:
     """The text with the name of the schema that `conn` sees, as an identifier and as a literal."""
     names = conn.execute("SELECT quote_ident(current_schema()), quote_literal(current_schema())").fetchone() or ()
-    for place, name in zip(("{schema}", "{schema_name}"), names, strict=True):
-        text = text.replace(place, name)
-    return text
+    by_place = dict(zip(("{schema}", "{schema_name}"), names, strict=True))
+    return re.sub(r"{schema(?:_name)?}", lambda place: by_place[place[0]], text)
 
 
 def _bodies(*names: str) -> list[str]:

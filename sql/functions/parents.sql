@@ -134,10 +134,11 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = o
 $$;
 
 -- These jobs have ended: let their children go or cancel them, and so on down. Waits for no lock, so it cannot deadlock, and
--- stops after p_most changes: dl_freed has the rest tried again 50 ms later.
-CREATE OR REPLACE FUNCTION dl_resolve(p_ended uuid[], p_most int DEFAULT 500) RETURNS void LANGUAGE plpgsql
+-- stops after 500 changes, because claims of other queues wait meanwhile: dl_freed has the rest tried again.
+CREATE OR REPLACE FUNCTION dl_resolve(p_ended uuid[]) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
+  most CONSTANT int := 500;
   ended uuid[] := p_ended;
   children uuid[];
   step record;
@@ -147,7 +148,7 @@ BEGIN
   FOR round IN 1 .. 20 LOOP
     children := ARRAY(
       SELECT job_id FROM {schema}.dl_waiting
-       WHERE job_id = ANY (ARRAY(SELECT c.job_id FROM {schema}.dl_concerned(ended, p_most) c)) FOR UPDATE SKIP LOCKED);
+       WHERE job_id = ANY (ARRAY(SELECT c.job_id FROM {schema}.dl_concerned(ended, most) c)) FOR UPDATE SKIP LOCKED);
     step := {schema}.dl_end_waits(children, ended);
     number := number + step.changed;
     IF step.changed = 0 THEN
@@ -159,10 +160,10 @@ BEGIN
       PERFORM pg_sleep(0.0002 * 5 ^ tries);
     END IF;
     ended := ended || step.canceled;
-    EXIT WHEN number >= p_most;
+    EXIT WHEN number >= most;
   END LOOP;
   INSERT INTO {schema}.dl_freed (parent_id, since)
-  SELECT DISTINCT parent, CASE WHEN tries = 3 THEN now() ELSE now() - interval '0.95 s' END
+  SELECT DISTINCT parent, CASE WHEN tries = 3 THEN now() ELSE now() - interval '0.8 s' END
     FROM unnest(ended) parent WHERE EXISTS (SELECT FROM {schema}.dl_concerned(ARRAY[parent], 1));
 END
 $$;

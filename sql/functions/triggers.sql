@@ -52,7 +52,8 @@ $$;
 
 -- part: for_dl_jobs
 IF (TG_TABLE_SCHEMA, TG_TABLE_NAME) <> ({schema_name}, 'dl_jobs') THEN  -- whoever puts the trigger on another table
-    RAISE insufficient_privilege USING MESSAGE = 'the function is for the triggers of dl_jobs';
+    RAISE insufficient_privilege USING MESSAGE = 'the function is for the triggers of dl_jobs',
+      HINT = 'It is for the schema ' || {schema_name} || ': after a rename run dataloader migrate.';
   END IF
 
 -- Only the farm adds jobs of its messages' task, and stores the message first: a producer's own text would be signed with

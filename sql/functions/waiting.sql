@@ -120,7 +120,7 @@ BEGIN
       RETURNING parent_id)
     SELECT array_agg(DISTINCT parent_id) INTO parents FROM again;
     IF parents IS NOT NULL THEN
-      PERFORM dl_resolve(parents, 100);  -- few children at a time: perhaps a claim of another queue waits for it
+      PERFORM dl_resolve(parents);
     END IF;
   END IF;
 END

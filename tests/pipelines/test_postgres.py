@@ -311,3 +311,10 @@ def test_a_load_that_fails_leaves_the_cursor_as_it_was(load: Load, changes: Rows
 def test_a_cursor_that_does_not_fit_is_named(load: Load, changes: Rows, args: dict[str, Any], error: str) -> None:
     load(cursor={"column": "at"})
     fails_for_good(load(**args), error)
+
+
+def test_a_query_of_many_columns_is_appended(load: Load, rows: Rows) -> None:
+    """The end of an append is a checkpoint, which has a limit."""
+    names = ", ".join(f"now() AS column_with_a_long_but_ordinary_name_{n:04}" for n in range(1_000))
+    load(f"SELECT 1 AS id, {names}", mode="append")
+    assert rows("SELECT count(*) FROM t") == [(1,)]

@@ -8,7 +8,7 @@
 -- part: far
 timestamptz '9999-01-01 00:00+00'
 
--- What the status of a parent means for its child: 'go', 'cancel', or null: wait on. A deleted parent has a null status.
+-- The meaning of a parent's status for its child: 'go', 'cancel', or null: wait on. A deleted parent has a null status.
 CREATE OR REPLACE FUNCTION dl_after(p_status dl_status, p_on_failure text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
   SELECT CASE WHEN p_status = 'succeeded' THEN 'go'
               WHEN p_status IN ('queued', 'running') THEN NULL

@@ -80,9 +80,9 @@ BEGIN
 END
 $$;
 
--- The journal of other services' new rows, as of their steps (dl_jobs_step): ours write their rows and count them in `journaled`. Deferred, for a service may
--- write its own row after its step. With the owner's rights. Without sequential scans, for a plan outlives a short journal.
--- Errors are left out: only our workers mask them.
+-- The journal of other services' new rows, as dl_jobs_step has it of their steps: our services write their rows themselves,
+-- and count them in `journaled`. Deferred, for a service may write its own row after its step. With the owner's rights.
+-- Without sequential scans, for a plan outlives a short journal. Errors are left out: only our workers mask them.
 CREATE OR REPLACE FUNCTION dl_jobs_journal() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE

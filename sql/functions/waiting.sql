@@ -98,8 +98,8 @@ BEGIN
 END
 $$;
 
--- Try the keys and parents of dl_freed again, each once a second. The row stays locked until the commit, so a further end
--- writes its own.
+-- Try the keys and parents of dl_freed again, each once a second. Their rows stay locked until the commit, so a later end
+-- adds a row of its own.
 CREATE OR REPLACE FUNCTION dl_unpark_freed() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   freed int[];

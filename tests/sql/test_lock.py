@@ -281,7 +281,7 @@ class Storm:
             self.long[name].release()
 
     def wait(self, conn: psycopg.Connection[Any], name: str, due_in: float | None) -> None:
-        """As a worker waits: drain, select, drain. Nobody need tell it of a row whose time has come."""
+        """As a worker waits: drain, select, drain. No notification comes for a row whose time comes."""
         deadline = time.monotonic() + (WAIT_SEC if due_in is None else due_in + 0.001)
         while not any(note.payload == name for note in conn.notifies(timeout=0)):
             pause = deadline - time.monotonic()

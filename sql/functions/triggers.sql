@@ -3,19 +3,40 @@
 -- A function with the owner's rights trusts no search_path: it names this schema, and what it calls does too. `migrate`
 -- writes the name where these files have it in braces, and each session plans the function once.
 
--- Refuses a row whose field has left its bounds, as a CHECK of the trigger's name would.
+-- Refuses a row with a field beyond its bounds, as a CHECK of the field would. Texts are bounded in octets, for the indexes:
+-- mostly the characters of the API, at four octets each. Python could not read args that are nested deeper: its recursion
+-- ends at a depth of some 900. A claim may count on from any number.
 CREATE OR REPLACE FUNCTION dl_jobs_check() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+  field text := CASE
+    WHEN octet_length(NEW.queue) > 512 THEN 'queue'
+    WHEN octet_length(NEW.task) > 2000 THEN 'task'
+    WHEN octet_length(NEW.lock_key) > 2048 THEN 'lock_key'
+    WHEN octet_length(NEW.idempotency_key) > 1020 THEN 'idempotency_key'
+    WHEN octet_length(NEW.partition_key) > 1020 THEN 'partition_key'
+    WHEN octet_length(NEW.producer) > 1020 THEN 'producer'
+    WHEN octet_length(NEW.consumer_group) > 1020 THEN 'consumer_group'
+    WHEN octet_length(NEW.affinity_key) > 800 THEN 'affinity_key'
+    WHEN octet_length(NEW.trace) > 255 THEN 'trace'
+    WHEN NEW.timeout_sec NOT BETWEEN 1 AND 2592000 THEN 'timeout_sec'
+    WHEN NEW.deadline < '2000-01-01 00:00+00' OR NEW.deadline >= '9999-01-01 00:00+00' THEN 'deadline'
+    WHEN NEW.limits <> '{}' AND NOT (
+           array_ndims(NEW.limits) = 1 AND array_lower(NEW.limits, 1) = 1 AND cardinality(NEW.limits) <= 8
+           AND array_position(NEW.limits, NULL) IS NULL AND array_position(NEW.limits, '') IS NULL
+           AND greatest(octet_length(NEW.limits[1]), octet_length(NEW.limits[2]), octet_length(NEW.limits[3]),
+                        octet_length(NEW.limits[4]), octet_length(NEW.limits[5]), octet_length(NEW.limits[6]),
+                        octet_length(NEW.limits[7]), octet_length(NEW.limits[8])) <= 400) THEN 'limits'
+    WHEN TG_OP = 'INSERT' AND greatest(NEW.claims, NEW.backoffs) > 1000000000 THEN 'counters'
+    WHEN pg_column_size(NEW.args) > 4000 AND jsonb_path_exists(NEW.args, 'strict $.**{500}') THEN 'args'
+  END;
+  reason text := CASE field WHEN 'args' THEN 'args should be nested less than 500 deep'
+                            ELSE format('new row for relation "dl_jobs" violates check constraint "dl_jobs_chk_%s"', field) END;
 BEGIN
-  RAISE check_violation USING
-    MESSAGE = format('new row for relation "dl_jobs" violates check constraint "%s"', TG_NAME),
-    CONSTRAINT = TG_NAME, TABLE = TG_TABLE_NAME, SCHEMA = TG_TABLE_SCHEMA;
-END
-$$;
-
--- Refuses args that Python's readers could not read: their recursion ends at a depth of some 900.
-CREATE OR REPLACE FUNCTION dl_jobs_depth() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-  RAISE check_violation USING MESSAGE = 'args should be nested less than 500 deep', CONSTRAINT = 'dl_jobs_chk_args';
+  IF field IS NOT NULL THEN
+    RAISE check_violation USING
+      MESSAGE = reason, CONSTRAINT = 'dl_jobs_chk_' || field, TABLE = TG_TABLE_NAME, SCHEMA = TG_TABLE_SCHEMA;
+  END IF;
+  RETURN NEW;
 END
 $$;
 

@@ -51,11 +51,11 @@ def test_args_of_before_the_check_are_shown_cut(
     conn: db.Connection, client: FlaskClient, levels: int, status: str
 ) -> None:
     job_id = insert(conn, status=status, progress=deep(levels))
-    conn.execute("ALTER TABLE dl_jobs DISABLE TRIGGER dl_jobs_depth")
+    conn.execute("ALTER TABLE dl_jobs DISABLE TRIGGER dl_jobs_check")
     try:
         conn.execute("UPDATE dl_jobs SET args = progress")
     finally:
-        conn.execute("ALTER TABLE dl_jobs ENABLE TRIGGER dl_jobs_depth")
+        conn.execute("ALTER TABLE dl_jobs ENABLE TRIGGER dl_jobs_check")
     answers = {page: client.get(page.format(job_id)).status_code for page in (*PAGES, "/jobs/{}/again")}
     assert max(answers.values()) < 500, answers
     assert "nested too deep to be shown" in client.get(f"/api/v1/jobs/{job_id}").text

@@ -183,7 +183,7 @@ SELECT gen_random_uuid(), %s, 'returns', 'healthy ' || n FROM generate_series(1,
 
 def test_a_row_that_no_claim_can_take_is_set_aside_and_no_worker_dies(farm: Farm) -> None:
     """Such a row ended each worker of its queue at its first claim, for ever."""
-    farm.conn.execute("DROP TRIGGER dl_jobs_chk_counters ON dl_jobs")
+    farm.conn.execute("DROP TRIGGER dl_jobs_check ON dl_jobs")
     farm.conn.execute(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, claims, max_attempts)"
         " SELECT gen_random_uuid(), 'q', 'returns', 'bad ' || n, 2147483647, 1 FROM generate_series(1, 3) n"

@@ -55,7 +55,7 @@ def poison(own_db: str) -> Callable[..., UUID]:
 
     def add(**more: Any) -> UUID:
         with psycopg.connect(own_db, autocommit=True) as conn:
-            conn.execute("DROP TRIGGER IF EXISTS dl_jobs_chk_counters ON dl_jobs")
+            conn.execute("DROP TRIGGER IF EXISTS dl_jobs_check ON dl_jobs")
             return plain(conn, claims=2**31 - 1, **more)
 
     return add

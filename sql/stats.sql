@@ -393,19 +393,15 @@ AND {found};
 SELECT j.*, {at} AS changed_at FROM dl_jobs j
  WHERE {of} AND {at} >= %(since)s AND {at} <= %(until)s AND ({at}, job_id) < (%(until)s, %(before)s);
 
--- name: listed
--- Of at most `scan` jobs of a source those that match; is_edge says up to where they were looked at.
-SELECT nth = %(scan)s AS is_edge, {matches} AND {far} AS is_wanted, {shown}, changed_at
-  FROM (SELECT s.*, row_number() OVER (ORDER BY changed_at DESC, job_id DESC) AS nth FROM ({source}) s
-         ORDER BY changed_at DESC, job_id DESC LIMIT %(scan)s) j
- WHERE nth = %(scan)s OR ({matches} AND {far})
- ORDER BY changed_at DESC, job_id DESC LIMIT %(limit)s;
+-- name: edge
+-- When the last of the next `scan` jobs of a source changed: a page looks no further back. Index-only.
+SELECT {at} AS changed_at FROM dl_jobs j WHERE {of} AND {at} >= %(since)s AND {at} <= %(until)s
+ ORDER BY {at} DESC OFFSET %(scan)s - 1 LIMIT 1;
 
--- name: dead_from
--- When the last of the next `scan` dead jobs ended: older ones need not be sorted. Index-only: ix_dl_jobs_dead.
-SELECT finished_at FROM dl_jobs
- WHERE status IN ('failed', 'lost') AND finished_at >= %(since)s AND finished_at < %(until)s
- ORDER BY finished_at DESC OFFSET %(scan)s - 1 LIMIT 1;
+-- name: listed
+-- The first jobs of a source that match. A job that does not costs its place in the index and a comparison: 0.2 µs.
+SELECT {shown}, changed_at FROM ({source}) j
+ WHERE {matches} AND {far} ORDER BY changed_at DESC, job_id DESC LIMIT %(limit)s;
 
 -- name: last_runs
 -- How long the last runs of these jobs took.
@@ -417,7 +413,7 @@ SELECT count(*) FROM ({sources}) n;
 
 -- name: by_key
 -- A page of the jobs of some sources in the order of their keys: those that match are sorted.
-SELECT false AS is_edge, true AS is_wanted, {shown}, dl_readable(changed_at) AS changed_at
+SELECT {shown}, dl_readable(changed_at) AS changed_at
   FROM ({sources}) j
  WHERE {matches} AND (lock_key, job_id) > (%(key)s, %(after_id)s)
  ORDER BY lock_key, job_id LIMIT %(limit)s;

@@ -44,17 +44,15 @@ MUCH_DEAD = 20_000  # dead rows of dl_jobs, beside the share that a vacuum would
 DEAD_SHARE = 0.02
 SOME_DEAD = 5_000  # is enough where due jobs wait as well
 LATE_SEC = periods.seconds("LATE_SEC", 60.0)
-SCAN = 4_000  # jobs of each source that a list reads at once: some 20 ms
-GROWS = 4  # the growth of SCAN from read to read
-SCAN_MOST = 64_000
-FILL_SEC = 0.5  # after so long it reads no more for a page: an answer has less than 3 s
+SCAN = 4_000  # jobs of each source that a short look at a list reads: some 2 ms
+FILL_SEC = 0.5  # the time limit of a page; after it the page ends after SCAN_MOST jobs of a source
+SCAN_MOST = 250_000
 SORTED = 20_000  # jobs that a list in the order of their keys sorts
 AGGREGATED = 20_000  # rows of the journal that one call of aggregate takes
 AGGREGATING_SEC = 3.0  # the time limit of that call; after it a call takes fewer rows
 ANEW = -1  # what aggregate returns when the journal's sequence has been set back
 LONG_STEP_SEC = 300  # steps from which on throughput is read from dl_pace_long instead of dl_pace
 BRIEFLY_SEC = 0.5, 0.1  # for a statement and for a lock: keeper and reaper have one session for this and for leases
-SORTED_FOR_PAGE = 2_000  # dead jobs of all queues that it sorts at once
 MESSAGES = {"of_each": 100, "most": 10_000}  # newest messages checked for delivery, per webhook and in all
 FOUND = 20_000  # jobs that a search by id or arguments may read by an index for a page
 _SQL = db.statements("stats.sql", "live", "of_settings", "keys_of", "deliveries")
@@ -71,6 +69,8 @@ _SOURCES: dict[str, tuple[str, frozenset[str]]] = {
     "of_near": (_CHANGED, frozenset(TALLIED)),
     "of_args": (_CHANGED, frozenset(TALLIED)),
 }
+_WHOLE = ("of_near", "of_args")  # a list reads all of their jobs, up to FOUND
+_SORTED = ("of_dead", "of_retries", *_WHOLE)  # the index of these has another order, but for one queue
 _LAST_ID = UUID(int=2**128 - 1)
 _FIRST_ID = UUID(int=0)
 _FINAL = frozenset(KINDS[status] for status in FINAL)
@@ -389,19 +389,21 @@ def attempts(events: Iterable[Row]) -> list[Attempt]:
 def jobs(conn: Conn, wanted: Wanted, limit: int = 50, after: str | None = None, scan: int | None = None) -> Page:
     """A page of up to `limit` jobs, without their arguments; `after` is the `next` of the page before.
 
-    The page is full unless it is the last or FILL_SEC is over. With `scan` only so many jobs of each source are read.
-    Raises ValueError for `after`, WrongSearch, TooMany.
+    The page is full unless it is the last or FILL_SEC is over. With `scan` about so many jobs of each source are
+    read. Raises ValueError for `after`, WrongSearch, TooMany.
     """
     wanted, advice = wanted.whole, None
     if wanted.sort == "key":
         found, following = _by_key(conn, wanted, limit, after)
+    elif scan is not None:
+        found, following = _by_change(conn, wanted, limit, after, scan=scan)
     else:
-        found, following = _by_change(conn, wanted, limit, after, scan=scan or SCAN)
-        next_scan, until = SCAN, monotonic() + FILL_SEC
-        while scan is None and following and len(found) < limit and monotonic() < until:
-            next_scan = min(next_scan * GROWS, SCAN_MOST)
-            more, following = _by_change(conn, wanted, limit - len(found), following, scan=next_scan)
-            found += more
+        try:
+            with conn.transaction():
+                db.give_up_after(conn, FILL_SEC)
+                found, following = _by_change(conn, wanted, limit, after)
+        except psycopg.errors.QueryCanceled:
+            found, following = _by_change(conn, wanted, limit, after, scan=SCAN_MOST)
     ran = [row["job_id"] for row in found if row["started_at"]]
     run_secs = {row["job_id"]: row["run_sec"] for row in _SQL.rows(conn, "last_runs", job_ids=ran)} if ran else {}
     if search.parsed(wanted.q).args and not has_args_index(conn):
@@ -416,7 +418,7 @@ def chosen(
     conn: Conn, wanted: Wanted, kinds: Collection[str], limit: int, after: str | None = None
 ) -> tuple[list[UUID], str | None]:
     """The next jobs of a list that count as one of `kinds`, and where to go on. Raises what `jobs` does."""
-    rows, following = _by_change(conn, wanted.whole, limit, after, kinds)
+    rows, following = _by_change(conn, wanted.whole, limit, after, kinds, SCAN_MOST)
     return [row["job_id"] for row in rows if kind(row["status"], row["blocked_on"]) in kinds], following
 
 
@@ -449,27 +451,31 @@ def drop_args_index(conn: Conn) -> bool:
 
 
 def _by_change(
-    conn: Conn, wanted: Wanted, limit: int, after: str | None, kinds: Collection[str] = TALLIED, scan: int = SCAN
+    conn: Conn,
+    wanted: Wanted,
+    limit: int,
+    after: str | None,
+    kinds: Collection[str] = TALLIED,
+    scan: int | None = None,
 ) -> tuple[list[Row], str | None]:
     until, before = _cursor(after, datetime.fromisoformat) or (wanted.until or db.LATEST, _LAST_ID)
-    asked = filters(wanted) | bounds(wanted) | {"until": until, "before": before}
+    asked = filters(wanted) | bounds(wanted) | {"until": until, "before": before, "limit": limit + 1, "scan": scan}
     rows: list[Row] = []
+    edge: datetime | None = None
     with conn.transaction():
         sources = [each for each in _sources(wanted.status) if _SOURCES[each][1] & set(kinds)]
         sources, named = searched(conn, wanted, sources)
+        asked |= named
+        if scan is not None:
+            db.by_index(conn, sorts=any(each in _SORTED for each in sources))
+            edges = [db.rows(conn, _edge(each), asked, prepare=False) for each in sources if each not in _WHOLE]
+            edge = max((row["changed_at"] for found in edges for row in found), default=None)
+            asked["since"] = edge or asked["since"]
         for source in sources:
-            sorts = source in ("of_dead", "of_retries", "of_near", "of_args")
-            db.by_index(conn, bitmaps=source == "of_args", sorts=sorts)
-            part = asked | named | {"scan": scan}
-            if source in ("of_near", "of_args"):
-                part["scan"] = max(scan, FOUND + 1)  # all of them
-            elif source == "of_dead" and wanted.queue is None:  # those of all queues are sorted
-                part["scan"] = scan * SORTED_FOR_PAGE // SCAN
-                oldest = _SQL.value(conn, "dead_from", **part)
-                part["since"] = oldest or part["since"]
-            rows += db.rows(conn, _listed(source), part | {"limit": limit + 1}, prepare=False)
+            db.by_index(conn, bitmaps=source == "of_args", sorts=source in _SORTED)
+            rows += db.rows(conn, _listed(source), asked, prepare=False)
     rows.sort(key=itemgetter("changed_at", "job_id"), reverse=True)
-    return _page(rows, limit, lambda row: row["changed_at"].isoformat())
+    return _page(rows, limit, lambda row: row["changed_at"].isoformat(), edge.isoformat() if edge else None)
 
 
 def searched(conn: Conn, wanted: Wanted, sources: list[str]) -> tuple[list[str], Row]:
@@ -527,20 +533,14 @@ def filters(wanted: Wanted) -> Row:
     return given | search.parameters(search.parsed(wanted.q))
 
 
-def _page(rows: list[Row], limit: int, key: Callable[[Row], str]) -> tuple[list[Row], str | None]:
-    """Cut the rows at a full page, or at the place where a statement stopped: there may be more behind it."""
-    shown: list[Row] = []
-    after = None
-    for row in rows:
-        if len(shown) == limit:
-            return shown, after
-        is_edge, is_wanted = row.pop("is_edge"), row.pop("is_wanted")
-        after = cursor.at([key(row), str(row["job_id"])])
-        if is_wanted:
-            shown.append(row | {"progress": _json(row["progress"])})
-        if is_edge:
-            return shown, after
-    return shown, None
+def _page(
+    rows: list[Row], limit: int, key: Callable[[Row], str], edge: str | None = None
+) -> tuple[list[Row], str | None]:
+    """Cut the rows at a full page; with an `edge` there may be more behind it."""
+    shown = [row | {"progress": _json(row["progress"])} for row in rows[:limit]]
+    if len(rows) > limit:
+        return shown, cursor.at([key(shown[-1]), str(shown[-1]["job_id"])])
+    return shown, cursor.at([edge, str(_FIRST_ID)]) if edge else None
 
 
 def _cursor(text: str | None, read: Callable[[str], Any]) -> tuple[Any, UUID] | None:
@@ -563,10 +563,15 @@ def _json(text: str | None) -> Any:
     return None if text is None else db.parsed(text)
 
 
-def _source(name: str) -> str:
+def _source(name: str, text: str = "source") -> str:
     """A source's SQL, filtered by queue if its index has one."""
     of = f"{_SEARCH[name]} AND {_SEARCH['of_queue']}" if name in ("of_dead", "of_retries") else _SEARCH[name]
-    return _SQL["source"].replace("{of}", of).replace("{at}", _SOURCES[name][0])
+    return _SQL[text].replace("{of}", of).replace("{at}", _SOURCES[name][0])
+
+
+@cache
+def _edge(source: str) -> str:
+    return _source(source, "edge")
 
 
 @cache

@@ -85,7 +85,7 @@ DECLARE
   merges int;         -- dl_lock_heads' p_merge_limit
   holds boolean;
   due_at timestamptz;
-  is_freed boolean;
+  freed_at timestamptz;  -- the earliest of dl_freed
   is_late boolean;
   took record;
   heads tid[];        -- the rows of in_order, which dl_lock_heads has chosen
@@ -128,8 +128,8 @@ BEGIN
     SELECT (SELECT paused_at IS NOT NULL FROM dl_queues WHERE queue = this),
            (SELECT available_at FROM dl_jobs WHERE queue = this AND status = 'queued' AND blocked_on = 'time'
              ORDER BY queue, available_at LIMIT 1),
-           (SELECT true FROM dl_freed LIMIT 1) IS NOT NULL
-      INTO is_paused, due_at, is_freed;
+           (SELECT min(since) FROM dl_freed)
+      INTO is_paused, due_at, freed_at;
     IF is_paused IS NOT NULL THEN
       IF is_paused THEN
         p_priority := 0;
@@ -142,7 +142,7 @@ BEGIN
     IF due_at <= now() THEN
       look_again := dl_wake(this, 100) = 100 OR look_again;
     END IF;
-    IF is_freed THEN
+    IF freed_at < clock_timestamp() - interval '1 s' THEN
       PERFORM dl_unpark_freed();
     END IF;
 
@@ -298,7 +298,7 @@ BEGIN
        WHERE queue = this AND status = 'queued' AND blocked_on = 'time' AND available_at <= now());
     SELECT least(due_in, extract(epoch FROM next.at - clock_timestamp()),
                  CASE WHEN past > 0 THEN least(1, greatest(0.1, past / 1000.0)) END,
-                 CASE WHEN is_freed OR is_late THEN 1 END, CASE WHEN is_contended THEN 0.05 END) INTO due_in
+                 CASE WHEN is_late THEN 1 END, CASE WHEN is_contended THEN 0.05 END) INTO due_in
       FROM (SELECT) one LEFT JOIN LATERAL (
         SELECT least(available_at, now() + interval '1 year') AS at FROM dl_jobs
          WHERE queue = this AND status = 'queued' AND blocked_on = 'time' AND available_at > now()
@@ -315,6 +315,13 @@ BEGIN
     past := 0;
     passed := '{}';
   END LOOP;
+
+  -- Claims that start no job free children (parents.sql): the first ones at once, so that others need not.
+  IF freed_at IS NOT NULL AND started = 0 THEN
+    PERFORM dl_unpark_freed();
+    SELECT least(due_in, 1, extract(epoch FROM min(since) + interval '0.7 s' - clock_timestamp())) INTO due_in FROM dl_freed
+     WHERE since > clock_timestamp() - interval '0.7 s';  -- others have the earlier rows locked
+  END IF;
   IF NOT (unfinished, canceled, locked, backoffs, look_again, due_in, from_time, batch, in_order, passed_over)
          IS NULL THEN
     said := json_strip_nulls(json_build_object(

@@ -98,8 +98,8 @@ BEGIN
 END
 $$;
 
--- Try the keys and parents of dl_freed again, each once a second. Their rows stay locked until the commit, so a later end
--- adds a row of its own.
+-- Try the keys and parents of dl_freed again that have waited for 0.7 s. Their rows stay locked until the commit, so a later
+-- end adds a row of its own.
 CREATE OR REPLACE FUNCTION dl_unpark_freed() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   freed int[];
@@ -107,22 +107,11 @@ DECLARE
 BEGIN
   WITH again AS (
     DELETE FROM dl_freed WHERE ctid = ANY (ARRAY(
-      SELECT ctid FROM dl_freed WHERE since < clock_timestamp() - interval '1 s' AND key_hash IS NOT NULL
-       LIMIT 1000 FOR UPDATE SKIP LOCKED))
-    RETURNING key_hash)
-  SELECT array_agg(DISTINCT key_hash) INTO freed FROM again;
+      SELECT ctid FROM dl_freed WHERE since < clock_timestamp() - interval '0.7 s' LIMIT 100 FOR UPDATE SKIP LOCKED))
+    RETURNING key_hash, parent_id)
+  SELECT array_agg(DISTINCT key_hash), array_agg(DISTINCT parent_id) INTO freed, parents FROM again;
   PERFORM dl_unpark(freed);
-  IF (SELECT true FROM dl_freed WHERE key_hash IS NULL LIMIT 1) THEN
-    WITH again AS (
-      DELETE FROM dl_freed WHERE ctid = ANY (ARRAY(
-        SELECT ctid FROM dl_freed WHERE since < clock_timestamp() - interval '1 s' AND parent_id IS NOT NULL
-         LIMIT 100 FOR UPDATE SKIP LOCKED))
-      RETURNING parent_id)
-    SELECT array_agg(DISTINCT parent_id) INTO parents FROM again;
-    IF parents IS NOT NULL THEN
-      PERFORM dl_resolve(parents);
-    END IF;
-  END IF;
+  PERFORM dl_resolve(parents);
 END
 $$;
 

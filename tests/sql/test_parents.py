@@ -288,6 +288,17 @@ def test_a_step_that_no_trigger_saw_is_found_by_the_reaper(conn: Conn) -> None:
     assert [place(conn, job) for job in jobs] == [READY, WAITS]
 
 
+def test_a_job_that_was_queued_again_while_it_waits_is_found_by_the_reaper(conn: Conn, worker: Worker) -> None:
+    """A run has gathered others, and no trigger saw its end."""
+    outer, part = enqueue(conn, priority=1), enqueue(conn)
+    assert parents.gather(conn, worker.take(), [part])
+    with quietly(conn):
+        conn.execute("UPDATE dl_jobs SET status = 'queued', claimed_by = NULL WHERE job_id = %s", (outer,))
+    assert place(conn, outer) == READY
+    conn.execute("SELECT dl_resolve_stranded(%s, 10)", (UUID(int=0),))
+    assert place(conn, outer) == WAITS
+
+
 @pytest.mark.long
 def test_a_thousand_children_in_a_chain_and_a_fan_are_canceled(conn: Conn, worker: Worker) -> None:
     """What one step does not reach the next claims do."""
@@ -306,18 +317,78 @@ def test_a_thousand_children_in_a_chain_and_a_fan_are_canceled(conn: Conn, worke
     assert waiting(conn) == 0
 
 
+def fan(conn: Conn, number: int, status: str, queue: str = "q") -> UUID:
+    """A parent with so many children; it has ended, and its end has resolved no child. Returns it."""
+    enqueue_many(
+        conn, [NewJob(queue, "t", "root"), *(NewJob(queue, "t", f"{n}", depends_on=[0]) for n in range(number))]
+    )
+    with quietly(conn):
+        return UUID(
+            str(value(conn, f"UPDATE dl_jobs SET status = '{status}' WHERE lock_key = 'root' RETURNING job_id"))
+        )
+
+
+def freed(conn: Conn, ago: str) -> None:
+    conn.execute("UPDATE dl_freed SET since = clock_timestamp() - %s::interval", (ago,))
+
+
 @pytest.mark.long
-def test_the_children_of_a_parent_are_let_go_in_bounded_steps_that_cost_the_same(conn: Conn, worker: Worker) -> None:
-    """Claims of other queues take such a step too. Its cost does not grow with the children that are done, or wait."""
-    enqueue_many(conn, [NewJob("q", "t", "root"), *(NewJob("q", "t", f"{n}", depends_on=[0]) for n in range(5_000))])
-    with quietly(conn):  # the end resolves no child: the steps below do
-        root = value(conn, "UPDATE dl_jobs SET status = 'succeeded' WHERE lock_key = 'root' RETURNING job_id")
+@pytest.mark.parametrize("status", ["succeeded", "canceled"])
+def test_the_children_of_a_parent_are_let_go_in_bounded_steps_that_cost_the_same(conn: Conn, status: str) -> None:
+    """Its cost does not grow with the children that are done, or wait."""
+    root = fan(conn, 5_000, status)
     steps = []
     while left := waiting(conn):
         steps.append((left, buffers(conn, "SELECT dl_resolve(%s::uuid[])", [root])))
     assert [before for before, _ in steps] == list(range(5_000, 0, -500))
     # After an ANALYZE by autovacuum another plan reads twice as much; a cost by the children would grow tenfold.
     assert max(cost for _, cost in steps) < 3 * steps[0][1]
+
+
+def test_a_step_does_not_look_at_each_child_as_a_parent(conn: Conn) -> None:
+    """Neither at those that it cancels, nor at those that the reaper looks at."""
+    resolve, stranded = "SELECT dl_resolve(%s::uuid[])", "SELECT dl_resolve_stranded(%s, 1000)"
+    plain = buffers(conn, resolve, [fan(conn, 1_000, "succeeded")])
+    for status, statement in (("canceled", resolve), ("succeeded", stranded)):
+        conn.execute("TRUNCATE dl_jobs, dl_job_events, dl_parents, dl_waiting, dl_freed")
+        root = fan(conn, 1_000, status)
+        assert buffers(conn, statement, [root] if statement == resolve else UUID(int=0)) < 1.3 * plain
+        assert waiting(conn) == 500
+
+
+def test_a_claim_that_starts_a_job_leaves_the_children_to_one_that_starts_none(conn: Conn, workers: Workers) -> None:
+    """And an idle one comes back for the next 500; but where none comes for a second, any claim frees some."""
+    busy, idle = workers(), workers()
+    root = fan(conn, 1_700, "succeeded", queue="nobody")
+    for _ in range(3):
+        enqueue(conn)
+    conn.execute("INSERT INTO dl_freed (parent_id, since) VALUES (%s, clock_timestamp() - interval '0.8 s')", (root,))
+    assert busy.take()
+    assert lifecycle.long_step(busy.session, ["q"], 1, 1, None).jobs
+    assert waiting(conn) == 1_700
+    found = idle.claim("other")
+    assert (found.job, waiting(conn)) == (None, 1_200)
+    assert found.due_in is not None
+    assert found.due_in <= 0.05
+    freed(conn, "0.9 s")
+    lifecycle.step(idle.session, ["other"], 1, 0, None)
+    assert waiting(conn) == 1_200
+    freed(conn, "1.1 s")
+    assert busy.take()
+    assert waiting(conn) == 700
+    age = value(conn, "SELECT extract(epoch FROM clock_timestamp() - since)::float8 FROM dl_freed")
+    assert age >= 0.65
+
+
+def test_an_end_with_many_children_wakes_idle_workers(conn: Conn, worker: Worker) -> None:
+    """They sleep for as long as nobody notifies them."""
+    enqueue_many(conn, [NewJob("p", "t", "root"), *(NewJob("p", "t", f"{n}", depends_on=[0]) for n in range(600))])
+    shown = "INSERT INTO dl_workers (worker, farm, host, pid, queue, state) VALUES (%s, 'f', 'h', 1, %s, %s)"
+    conn.execute(shown, ("one", "busy", "busy"))
+    conn.execute(shown, ("two", "q", "idle"))
+    worker.notes()
+    conn.execute("UPDATE dl_jobs SET status = 'failed' WHERE lock_key = 'root'")
+    assert worker.notes() == ["q"]
 
 
 def test_a_gathering_run_goes_on_behind_its_jobs(conn: Conn, worker: Worker) -> None:

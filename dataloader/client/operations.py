@@ -123,8 +123,10 @@ class JobWords(TypedDict, total=False):
 class Filters(Queued, total=False):
     """Which jobs a list has. Filters that are given must all hold."""
 
-    q: str | None
     queue: str | None
+    producer: str | None
+    consumer_group: str | None
+    q: str | None
     status: (
         Literal[
             "queued",
@@ -142,8 +144,6 @@ class Filters(Queued, total=False):
         ]
         | None
     )
-    producer: str | None
-    consumer_group: str | None
     error_group: str | None
     since: datetime | str | None
     until: datetime | str | None

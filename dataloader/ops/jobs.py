@@ -35,7 +35,7 @@ from dataloader.ops.types import BIGINT_MAX, Attempt, Cursor, Instant, JobId, Pa
 from dataloader.queue import again as of_again
 from dataloader.queue import enqueue, lifecycle, operations, parents
 from dataloader.queue import logs as logs_of
-from dataloader.queue.fields import INT4_MAX
+from dataloader.queue.fields import FILTERS, INT4_MAX
 from dataloader.queue.job import GROUPS, STATUSES
 from dataloader.queue.new_job import Trigger
 from dataloader.queue.reports import bulk, predictions, stats, tallies
@@ -46,8 +46,10 @@ ListedStatus: TypeAlias = Literal[STATUSES]  # type: ignore[valid-type]
 JobIds = Annotated[list[JobId], Field(max_length=NAMED_MOST, description="the jobs")]
 NamedJobs = Annotated[list[JobId], Field(min_length=1, max_length=NAMED_MOST, description="these jobs")]
 
+_Named = TypedDict("_Named", dict.fromkeys(FILTERS, Text | None), total=False)  # type: ignore[misc]
 
-class Filters(TypedDict, total=False):
+
+class Filters(_Named, total=False):
     """Which jobs a list has. Filters that are given must all hold."""
 
     q: (
@@ -60,8 +62,6 @@ class Filters(TypedDict, total=False):
         ]
         | None
     )
-    queue: Text | None
-    task: Text | None
     status: (
         Annotated[
             ListedStatus,
@@ -69,10 +69,6 @@ class Filters(TypedDict, total=False):
         ]
         | None
     )
-    lock_key: Text | None
-    partition_key: Text | None
-    producer: Text | None
-    consumer_group: Text | None
     error_group: Annotated[Text, Field(description="the group of the error, as /api/v1/errors has it")] | None
     since: Annotated[Instant, Field(description="changed then or later")] | None
     until: Annotated[Instant, Field(description="changed before")] | None

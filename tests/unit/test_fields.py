@@ -6,7 +6,6 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import fields as of_dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import get_type_hints
@@ -19,13 +18,9 @@ from dataloader.api.server import metrics
 from dataloader.cli import jobs, watch
 from dataloader.model import jobs as shown
 from dataloader.model.kinds import JobStatus
-from dataloader.ops.jobs import Filters
-from dataloader.queue.fields import FIELDS, FILTERS, LINKS, OF_PRODUCER, Field
+from dataloader.queue.fields import FIELDS, LINKS, OF_PRODUCER, Field
 from dataloader.queue.job import FINAL, KINDS, STATUSES, Status, Verb
-from dataloader.queue.plans.plan import OF_JOB
-from dataloader.queue.plans.words import JobWords
 from dataloader.queue.reports import waiting
-from dataloader.queue.reports.stats import Wanted
 
 
 def text(name: str) -> str:
@@ -78,7 +73,6 @@ PRODUCERS = {field.name for field in OF_PRODUCER}
 STATUS, LIST, PAGE = ({field.name for field in FIELDS if place in field.seen} for place in ("status", "list", "page"))
 # What documents tell besides, which is in no column.
 BESIDES = {"run_sec", "changed_at", "waiting_for", "schedule", "checkpoint"}
-LISTED = {*FILTERS, "status", "error_group", "since", "until", "q"}  # by what lists of jobs are filtered
 OPENAPI = ROOT / "docs/openapi.json"
 
 
@@ -101,9 +95,6 @@ PLACES: dict[str, tuple[Callable[[], Iterable[str]], set[str]]] = {
         lambda: set(inspect.signature(dataloader.enqueue).parameters) - {"conn", "schema"},
         PRODUCERS | {*LINKS},
     ),
-    "queue/plans/words.py, JobWords": (lambda: JobWords.__annotations__, {"queue", *OF_JOB}),
-    "reports/stats.py, Wanted": (lambda: [field.name for field in of_dataclass(Wanted)], LISTED | {"sort"}),
-    "ops/jobs.py, Filters": (lambda: Filters.__annotations__, LISTED),
     "model/jobs.py, Status": (lambda: set(get_type_hints(shown.Status)) - BESIDES, STATUS),
     "model/jobs.py, Job": (
         lambda: set(get_type_hints(shown.Job)) - set(get_type_hints(shown.Status)) - BESIDES,

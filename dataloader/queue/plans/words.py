@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, TypedDict, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, create_model
@@ -11,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from dataloader.queue import new_job
 from dataloader.queue.fields import OF_PRODUCER
-from dataloader.queue.plans.plan import Wrong
+from dataloader.queue.plans.plan import OF_JOB, Wrong
 from dataloader.queue.reports.words import plain
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.:+@-]*$"
@@ -52,17 +53,13 @@ Task = Annotated[str, job_field("task"), AfterValidator(new_job.no_internal_task
 Names = Annotated[list[new_job.LimitName], job_field("limits"), AfterValidator(new_job.distinct)]
 
 
-class JobWords(TypedDict, total=False):
-    """The fields of the jobs; null is the default of a job."""
-
-    queue: Annotated[str, job_field("queue"), AfterValidator(new_job.printable)] | None
-    args: Annotated[dict[str, Any] | None, job_field("args")]
-    lock_key: Annotated[str | None, job_field("lock_key")]
-    partition_key: Annotated[str | None, job_field("partition_key")]
-    affinity_key: Annotated[str | None, job_field("affinity_key")]
-    max_attempts: Annotated[int | None, job_field("max_attempts")]
-    lease_ttl_sec: Annotated[int | None, job_field("lease_ttl_sec")]
-    timeout_sec: Annotated[int | None, job_field("timeout_sec")]
+JobWords = TypedDict(  # type: ignore[misc]
+    "JobWords",
+    {"queue": new_job.rule(_FIELDS["queue"])[0] | None}
+    | {name: new_job.rule(replace(_FIELDS[name], default=None))[0] for name in OF_JOB},
+    total=False,
+)
+JobWords.__doc__ = "The fields of the jobs; null is the default of a job."
 
 
 def model_of(title: str, words: type, **required: Any) -> type[BaseModel]:

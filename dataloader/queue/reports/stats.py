@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, make_dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from operator import itemgetter
@@ -19,6 +19,7 @@ from dataloader import log, periods
 from dataloader.model.plans import OVERDUE_SEC
 from dataloader.queue import cursor, db, lifecycle
 from dataloader.queue.db import Conn, Row
+from dataloader.queue.fields import FILTERS
 from dataloader.queue.job import DEAD, FINAL, KINDS, TALLIED, Status
 from dataloader.queue.operations import DEFAULTS
 from dataloader.queue.plans import times
@@ -84,17 +85,14 @@ class TooMany(ValueError):
     """A list would have to sort more jobs than it may read."""
 
 
+_Named = make_dataclass("_Named", [(name, str | None, None) for name in FILTERS], frozen=True, slots=True)
+
+
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(_Named):  # type: ignore[misc, valid-type]
     """Which jobs a list is to have, and its order; None is no filter. `q` is a search, `status` of job.STATUSES."""
 
-    queue: str | None = None
-    task: str | None = None
     status: str | None = None
-    lock_key: str | None = None
-    partition_key: str | None = None
-    producer: str | None = None
-    consumer_group: str | None = None
     error_group: str | None = None
     since: datetime | None = None
     until: datetime | None = None

@@ -155,14 +155,15 @@ def pair(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def instant(text: str, zone: tzinfo) -> datetime:
+def instant(text: str, zone: tzinfo, flag: str) -> datetime:
     """A time, or so long ago; without an offset it is in the zone of the people."""
     if span := _SPAN.fullmatch(text.strip()):
         return datetime.now(UTC) - timedelta(seconds=float(span[1]) * UNITS[span[2]])
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} should be 15min, 2h, 3d or a time such as 2026-01-31T06:30") from None
+        message = f"{text!r} should be 15min, 2h, 3d or a time such as 2026-01-31T06:30"
+        raise click.BadParameter(message, param_hint=flag) from None
     return at if at.tzinfo else at.replace(tzinfo=zone)
 
 

@@ -70,7 +70,7 @@ def read(each: Parameter, value: Any, reached: Reached) -> Any:
     if value == NONE and NONE not in get_args(kind):
         return None
     if kind is datetime:
-        return base.instant(value, reached.zone)
+        return base.instant(value, reached.zone, _flag(each.name))
     return base.arguments(value) if get_origin(kind) is dict else value
 
 

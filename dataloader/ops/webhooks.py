@@ -97,7 +97,7 @@ def resume_webhook(call: Call, webhook: WebhookName) -> Webhook:
 
 @_webhook(
     "test",
-    done="the message is job {job_id}. Has it arrived? dataloader wait {job_id}{flags} {advice:}",
+    done="the message is job {job_id}. Has it arrived? `dataloader wait {job_id}{flags}` waits for it. {advice:}",
     repeatable=False,
     links="/job_id",
 )

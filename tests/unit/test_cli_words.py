@@ -592,3 +592,9 @@ def test_refusals_leave_the_folder_as_it_is(name: str, why: str, folder: Path) -
     assert "Traceback" not in said
     assert sorted(path.name for path in folder.iterdir()) == ["package", "test_tested.py", "there.py"]
     assert (folder / "there.py").read_text() == "mine"
+
+
+def test_a_wrong_time_is_refused_by_the_name_of_its_option(service: Service) -> None:
+    done = CliRunner().invoke(main, ["jobs", "--since", "yesterday"])
+    assert done.exit_code == 2
+    assert "Invalid value for --since: 'yesterday' should be 15min" in done.stderr

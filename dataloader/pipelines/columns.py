@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from dataloader.pipelines import Arguments
+from dataloader.pipelines.csv_table import visible
 
 _KINDS = {
     **dict.fromkeys(("smallint", "int2", "integer", "int", "int4", "bigint", "int8"), "integer"),
@@ -46,6 +47,7 @@ _PLAIN = {
 }
 _SPACES, _APOSTROPHES = " \u00a0\u2007\u2009\u202f", "'\u2019"
 _FIRST_SERIAL = 61  # Excel has a 29 February 1900, so earlier serial days are one day later
+_MOMENT = datetime(2026, 11, 23, 22, 47, 58, 123_456, UTC)  # no two parts are equal
 _EXCEL_EPOCH = datetime(1899, 12, 30)  # noqa: DTZ001 - without a zone, as in Excel
 
 
@@ -61,14 +63,25 @@ def _type(text: str) -> str:
     return text
 
 
-def _format(text: str) -> str:
-    if text != "excel" and not re.search("%[a-zA-Z]", text):
-        raise ValueError('should be "excel" or a format such as "%d.%m.%Y", with directives of strptime')
+def _formats(given: str | list[str]) -> str | list[str]:
+    for text in [given] if isinstance(given, str) else given:
+        if text != "excel":
+            _require_format(text)
+    return given
+
+
+def _require_format(text: str) -> None:
     try:
-        datetime.strptime(datetime.now(UTC).strftime(text), text)  # noqa: DTZ007
+        written = _MOMENT.strftime(text)
+        read = datetime.strptime(written, text)  # noqa: DTZ007
     except ValueError:
         raise ValueError('should be "excel" or a format such as "%d.%m.%Y", with directives of strptime') from None
-    return text
+    # strptime invents the year 1900, and passes over a zone's name, a week without its day and %p without %I.
+    if read.year != _MOMENT.year or read.strftime(text) != written or ("%I" in text) != ("%p" in text):
+        raise ValueError(
+            "should have a year (%Y), %I only with %p, %W only with a weekday, and %z for a zone; where all values have"
+            " the same zone, its name can be in the format, and timezone says it"
+        )
 
 
 def _zone(name: str) -> str:
@@ -86,7 +99,7 @@ def _separator(text: str) -> str:
 
 
 Type = Annotated[str, AfterValidator(_type)]
-Format = Annotated[str, AfterValidator(_format)]
+Formats = Annotated[str | list[str], AfterValidator(_formats)]
 Separator = Annotated[str, AfterValidator(_separator)]
 
 
@@ -95,7 +108,7 @@ class Values(Arguments):
 
     decimal: Separator = "."
     thousands: Separator | None = None
-    date_format: Format | list[Format] = Field(default_factory=list)
+    date_format: Formats = Field(default_factory=list)
     null: list[str] = Field(default_factory=list)
     true: list[str] = Field(default_factory=list)
     false: list[str] = Field(default_factory=list)
@@ -125,7 +138,7 @@ class Values(Arguments):
         if self.thousands:
             mark = next((kind for kind in (_SPACES, _APOSTROPHES) if self.thousands in kind), self.thousands)
             mark = f"[{re.escape(mark)}]"
-            grouped = rf"[0-9]{{1,3}}(?:{mark}[0-9]{{2,3}})*{mark}[0-9]{{3}}|"
+            grouped = rf"[1-9][0-9]{{0,2}}(?:{mark}[0-9]{{2,3}})*{mark}[0-9]{{3}}|"
         whole = rf"({grouped}[0-9]+|(?={re.escape(self.decimal)}[0-9]))(?:{re.escape(self.decimal)}([0-9]*))?"
         return re.compile(rf"\s*(\(|[-+\u2212]\s?)?{whole}([eE][-+]?[0-9]+)?(\)|\s?[-\u2212])?\s*").fullmatch
 
@@ -195,7 +208,8 @@ class Reader:
             return f"not a number as the job says; it would be one by {' or by '.join(ways[:2])}"
         if self._is_guess:
             return _GUESSED.format("not a number")
-        return "not a number; null can list the words for a missing value, and types can make the column text"
+        unseen = re.search("<(.+?)>", visible(text.strip()))
+        return f"not a number{f' because of the character {unseen[1]}' if unseen else ''}; {_OTHERWISE}"
 
     def _boolean(self, text: str) -> str:
         for is_true, words in ((True, self._values.true), (False, self._values.false)):
@@ -243,9 +257,9 @@ class Reader:
         if self._is_guess:
             return _GUESSED.format("not such a date or time as the ones before it")
         if self._values.formats:
-            return "a date or time that no format of date_format reads"
+            return f"a date or time that no format of date_format reads; {_OTHERWISE}"
         if re.fullmatch(r"[0-9]+(?:\.[0-9]*)?", text):
-            return 'a number, not a date; date_format "excel" reads serial days'
+            return 'a number, not a date; date_format "excel" reads serial days, and types can make the column bigint'
         if two := re.match(r"([0-9]{1,2})([./-])([0-9]{1,2})[./-][0-9]{2,4}(?![0-9])", text):
             mark = two[2]
             forms = " or ".join(f'"%{a}{mark}%{b}{mark}%Y"' for a, b in (("d", "m"), ("m", "d")))
@@ -255,6 +269,7 @@ class Reader:
         return 'not a date as 2026-12-31; date_format should say how it is written, such as "%d %b %Y"'
 
 
+_OTHERWISE = "null can list the words for a missing value, and types can make the column text"
 _GUESSED = "{}, but the rows before had only such values, so the type is a guess; types should say it, such as text"
 _TIME_IN_DATE = "a time of day that the type date would lose; types or the table should have timestamp"
 _ZONE_IN_TIMESTAMP = "a time zone that the type timestamp would lose; types or the table should have timestamptz"

@@ -43,7 +43,13 @@ _SEP_LINE = re.compile('"?sep=(.)"?\\s*', re.IGNORECASE)  # for Excel
 _RECOGNIZED_BY = 20  # lines
 _RECOGNIZED_CHARACTERS = 2**14  # of each of them
 _CONTROLS = re.compile("[\x80-\x9f]")  # no text has them
-_CONTROL = "the control character U+{:04X}{{}}; encoding may be cp1252"
+_CONTROL = "the control character U+{:04X}{{}}; encoding may be another one, such as cp1252"
+_OTHER_UTF8 = "is utf-8 text{{}}; encoding should be utf-8, not {}"
+_ONE_BYTE = ("cp125", "cp8", "iso8859", "koi8", "mac")  # encodings whose texts are no UTF-8 by chance
+_BEHIND = (
+    "text behind the closing quote{}; quotes within quotes should be doubled, or escape should name the mark before"
+    " them, and max_errors rejects rows"
+)
 _ZERO_BYTE = "a zero byte (0x00{}), which PostgreSQL cannot hold; max_errors rejects such rows"
 # The encodings that a message may guess, the more frequent ones first.
 _GUESSES = ("cp1252", "cp1251", "cp1250", "koi8-r", "cp866", "cp1253", "shift_jis", "gb18030", "big5", "euc-kr")
@@ -146,7 +152,9 @@ class CsvFile(FileSource):
         super().__init__(path, descriptor)
         self._descriptor, self._stream, self._encoding = descriptor, stream, layout.encoding or "utf-8"
         self._layout, self._is_checked = layout, is_checked
-        self._is_latin = is_checked and codecs.lookup(self._encoding).name.startswith("iso8859")
+        codec = codecs.lookup(self._encoding).name
+        self._has_controls = is_checked and not codec.startswith("utf")
+        self._may_be_utf8 = is_checked and codec.startswith(_ONE_BYTE)
         self._line = self._literal_quotes = self._repeated_headers = 0  # of the records that were read
         self._header: str | None = None
         self._last: int | None = None  # the number of the last record above the footer
@@ -250,15 +258,23 @@ class CsvFile(FileSource):
         self._mark = self._stream.tell()
         text = self._chunk = self._stream.read(_CHUNK) + self._stream.readline(LONGEST_RECORD)
         self._lines = io.StringIO(text, newline="")
+        self._is_utf8 = self._may_be_utf8 and not text.isascii() and self._reads_as_utf8(text)
         # In a chunk with one of these each record is examined.
         self._is_clean = not (
             "\0" in text
             or "\ufeff" in text
             or (self._header and self._header in text)
-            or (self._is_latin and _CONTROLS.search(text))
+            or (self._has_controls and _CONTROLS.search(text))
+            or self._is_utf8
             or len(text) >= LONGEST_RECORD
             or not _is_unicode(text)
         )
+
+    def _reads_as_utf8(self, text: str) -> bool:
+        try:
+            return bool(text.encode(self._encoding, "surrogateescape").decode())
+        except UnicodeError:
+            return False
 
     def _readline(self, limit: int = LONGEST_RECORD) -> str:
         if not (line := self._lines.readline(limit)):
@@ -336,15 +352,18 @@ class CsvFile(FileSource):
             self._line = first = self._line + 1
             if comment and text.startswith(comment):
                 continue
+            fault = ""
+            if is_checked and text[0] == "\ufeff":
+                text = text.lstrip("\ufeff")  # of a file that a program has put behind another one
             if quote in text and not self._is_plain(text):
-                text, lines = self._irregular(text, first)
+                text, lines, fault = self._irregular(text, first)
                 self._line += lines
             if len(text) >= LONGEST_RECORD:
                 raise self.error(first, f"longer than {LONGEST_RECORD} characters")
             text = text.rstrip("\r\n")
             if not text:
                 continue
-            record: str | Rejected = text
+            record: str | Rejected = Rejected(fault, text) if fault else text
             if not text.isascii() or (is_checked and "\0" in text):
                 record = self._readable(text, first)
                 text = record if isinstance(record, str) else text
@@ -366,13 +385,18 @@ class CsvFile(FileSource):
             fault, at = f"a byte that is not {self._encoding} text (0x{ord(text[e.start]) & 0xFF:02X}{{}})", e.start
             if guess := self._guessed(text):
                 fault += f"; it reads as {guess}, so encoding may be {guess.split()[0]}"
+            else:
+                fault += "; encoding should name another one, or the file is cut or no text"
         else:
             if self._is_checked and "\0" in text:
                 fault, at = _ZERO_BYTE, text.find("\0")
-            elif self._is_latin and (control := _CONTROLS.search(text)):
+            elif self._is_utf8:
+                at = next(n for n, character in enumerate(text) if not character.isascii())
+                fault = _OTHER_UTF8.format(self._encoding)
+            elif self._has_controls and (control := _CONTROLS.search(text)):
                 fault, at = _CONTROL.format(ord(control[0])), control.start()
         if not fault:
-            return text.removeprefix("\ufeff") if self._is_checked else text
+            return text
         reason = fault.format(self._within(text, at))
         if self._is_checked:
             return Rejected(reason, re.sub("[\0\ud800-\udfff]", "\ufffd", text))
@@ -418,8 +442,8 @@ class CsvFile(FileSource):
             text = self._unescaped(r"\1", text[1:-1] if is_quoted else text)
         return field(text, self.delimiter, is_quoted)
 
-    def _irregular(self, text: str, first: int) -> tuple[str, int]:
-        """The record that begins with this line, for COPY, and the number of its further lines.
+    def _irregular(self, text: str, first: int) -> tuple[str, int, str]:
+        """The record that begins with this line, for COPY, the number of its further lines, and why it cannot be meant.
 
         The record has several lines, or a literal quote.
         """
@@ -437,9 +461,13 @@ class CsvFile(FileSource):
             lines += 1
         text = record.getvalue()
         if self._is_plain(text):
-            return text, lines
+            return text, lines, ""
+        text = text.rstrip("\r\n")
+        fields = self._field.finditer(text) if self._is_checked else ()
+        behind = next((field.start() for field in fields if field[2] and field[2].strip()), None)
+        fault = "" if behind is None else _BEHIND.format(self._within(text, behind))
         try:
-            return self._field.sub(self._enclosed, text.rstrip("\r\n")), lines
+            return self._field.sub(self._enclosed, text), lines, fault
         except ValueError as e:
             raise self.error(first, str(e), lines) from None
 
@@ -457,7 +485,8 @@ class CsvFile(FileSource):
         else:
             text, literal = enclosed[1:-1], behind
         quote = self._quote
-        if not (count := literal.count(quote)):
+        count = literal.count(quote)
+        if not (count or behind):
             return field[0]
         self._literal_quotes += count
         literal = literal.replace(quote, quote * 2)

@@ -84,9 +84,15 @@ def identifier(name: str) -> str:
 
 def unique(names: list[str]) -> list[str]:
     """The names; raises ValueError where one of them occurs twice."""
-    if len(set(names)) < len(names):
-        raise ValueError("should name each column once")
+    if twice := next((name for at, name in enumerate(names) if name in names[:at]), None):
+        raise ValueError(f"should name each column once, not {twice} twice")
     return names
+
+
+def visible(text: str) -> str:
+    """PURE: the text for a message; characters that nobody sees are named."""
+    unseen = "[^\\S ]|[\u00ad\u0300-\u036f\u200b-\u200f\u2060\ufeff]"
+    return re.sub(unseen, lambda match: f"<U+{ord(match[0]):04X}>", text)
 
 
 def _table(name: str) -> str:
@@ -187,6 +193,7 @@ class Source:
     is_typed = True  # else its values are text, and `load.files` infers their types
     names_columns = "file"  # where columns come from, in errors
     unit = "row"  # a record's name in errors
+    header_line = 1
     hint = ""  # advice for an error about a missing column
     version: list[Any]  # JSON that identifies the records: a run resumes only while it is unchanged
     columns: Mapping[str, str] = {}  # with their types in a new table
@@ -344,6 +351,11 @@ def load(
 def _require_sense(wanted: Target, source: Source) -> None:
     """Raise PermanentError where arguments contradict each other, or the source lacks a column of theirs."""
     mode, columns = wanted.mode, source.columns
+    for name in columns:
+        try:
+            identifier(name)
+        except ValueError as e:
+            raise PermanentError(f'{source.origin}: the column "{visible(name[:100])}": {e}') from None
     if mode in ("merge", "scd2") and not wanted.key:
         raise PermanentError(f"key: mode {mode} needs the columns that identify a row; append and replace need none")
     for argument, names in {"key": wanted.key, "partition": [*wanted.partition]}.items():

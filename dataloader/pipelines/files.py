@@ -51,7 +51,17 @@ from dataloader.pipelines import (
 )
 from dataloader.pipelines.columns import Reader, Type, Values, inferred, kind_of
 from dataloader.pipelines.csv_file import CsvFile, Layout, opened_text, text_pattern
-from dataloader.pipelines.csv_table import FileArguments, Item, Place, Rejected, Source, Target, identifier, unique
+from dataloader.pipelines.csv_table import (
+    FileArguments,
+    Item,
+    Place,
+    Rejected,
+    Source,
+    Target,
+    identifier,
+    unique,
+    visible,
+)
 from dataloader.pipelines.rows import common_type
 from dataloader.queue.job import End
 
@@ -68,17 +78,29 @@ _BYTE_ORDER_MARKS = {  # the longer ones first
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
+_MOST_COLUMNS = 1_600  # of a table of PostgreSQL
+# The remedies of errors of PostgreSQL.
+_REMEDIES = {
+    "invalid input syntax|out of range|overflow|too long": "types or the table should have a type for it, or null the"
+    " word, and max_errors rejects rows",
+    "row is too big": "select can choose some columns",
+    "": "max_errors rejects such rows",
+}
 # The kinds of files that a text may turn out to be, by their first bytes.
 _NO_TEXT = {
-    b"PK\x03\x04": "a zip archive or a workbook; its name should end with .zip or .xlsx",
+    b"PK\x03\x04": "a zip archive or a workbook; its name should end with .zip or .xlsx, or unpack or save it so",
     b"PAR1": 'a Parquet file; format should be "parquet"',
+    b"ARROW1": "an Arrow file, which no loader reads; save it as Parquet",
+    b"SQLite format 3\0": "an SQLite database; load.database reads it",
+    b"\x1f\x8b": "packed twice by gzip; unpack it first",
+    b"7z\xbc\xaf": "packed by 7-Zip; unpack it first, or pack it by zip",
+    b"Rar!": "packed by RAR; unpack it first, or pack it by zip",
     b"BZh": "packed by bzip2; unpack it first, or pack it by gzip",
     b"\xfd7zXZ": "packed by xz; unpack it first, or pack it by gzip",
     b"\x28\xb5\x2f\xfd": "packed by zstd; unpack it first, or pack it by gzip",
     b"%PDF": "a PDF document, which no loader reads",
     b"\xd0\xcf\x11\xe0": "a workbook of an old Excel; save it as .xlsx or .csv",
 }
-_ONE_BYTE = ("cp125", "cp8", "iso8859", "koi8", "mac")  # encodings whose texts are no UTF-8 by chance
 
 
 class Files(Target, Layout, Values, FileArguments):
@@ -303,22 +325,8 @@ def _text(entry: Entry, wanted: Files, stack: ExitStack) -> Source:
         is_beside = head[offset::2].count(0) > len(head) // 4 > 8 * head[1 - offset :: 2].count(0)
         if not (marked or wanted.encoding) and is_beside:
             raise PermanentError(f"{entry.name}, line 1: has a zero byte beside each letter; encoding should be {name}")
-    name = codecs.lookup(str(layout.encoding)).name
-    if name.startswith(_ONE_BYTE) and (match := re.search(b"[\x80-\xff]", head)) and _is_utf8(head):
-        line = head.count(b"\n", 0, match.start()) + 1
-        raise PermanentError(
-            f"{entry.name}, line {line}: is utf-8 text; encoding should be utf-8, not {wanted.encoding}"
-        )
     text = stack.enter_context(opened_text(stream, str(layout.encoding)))
     return CsvFile(entry.name, descriptor, text, layout, is_checked=True)
-
-
-def _is_utf8(head: bytes) -> bool:
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)
-    except UnicodeError:
-        return False
-    return True
 
 
 def no_data(head: bytes) -> str | None:
@@ -388,7 +396,8 @@ def named(raw: Sequence[str], wanted: Files, place: Callable[[str], PermanentErr
     """The names of a file's columns in the table; raises the error of `place` where they cannot be."""
     raw = [name.strip() for name in raw]
     if unknown := [name for name in wanted.columns if name not in raw]:
-        raise place(f"columns: {', '.join(unknown)} should be in the header, which has {', '.join(raw[:20])}")
+        has = visible(", ".join(raw[:20]))
+        raise place(f"columns: {', '.join(unknown)} should be in the header, which has {has}")
     names: list[str] = []
     faults: list[str] = []
     for number, name in enumerate(raw, 1):
@@ -404,6 +413,8 @@ def named(raw: Sequence[str], wanted: Files, place: Callable[[str], PermanentErr
             faults.append(f'columns {names.index(final) + 1} and {number} are named "{final}"')
         elif len(final.encode()) > 63:
             faults.append(f"the name of column {number} has over 63 bytes")
+        elif "\0" in final:
+            faults.append(f"the name of column {number} has a zero byte")
         names.append(final)
     if faults or not names:
         remedy = 'names "snake" makes names, and a list in header gives them'
@@ -481,7 +492,7 @@ class _Shape:
             cells.pop()  # a separator at the end of the row
         if len(cells) != expected:
             lacks = f"; missing data for column {self._names[len(cells)]}" if len(cells) < expected else ""
-            remedy = "a delimiter in a text needs quotes around it, and max_errors rejects rows"
+            remedy = "a delimiter in a text needs quotes around it, without a blank before, and max_errors rejects rows"
             return Rejected(f"{len(cells)} fields, but the header has {expected}{lacks}; {remedy}", text)
         fields, out = [], self._whole.delimiter
         for name, at, reader in self._order:
@@ -573,7 +584,7 @@ class Shaped(Source):
         if at < len(self._versions):
             source.version = self._versions[at]
             source.require_unchanged()
-        names = named(source.names, self.wanted, lambda reason: source.error(1, reason))
+        names = named(source.names, self.wanted, lambda reason: source.error(source.header_line, reason))
         if source.is_typed:
             types = self.columns | self.wanted.types | self.existing
             source.fit({raw: types[name] for raw, name in zip(source.columns, names, strict=True) if name in types})
@@ -617,8 +628,10 @@ class Shaped(Source):
         wanted = self.wanted
         for argument, chosen in {"select": wanted.select or [], "types": wanted.types, "key": wanted.key}.items():
             if unknown := [name for name in chosen if name not in names and name not in wanted.add]:
-                has = ", ".join(names[:20])
-                raise PermanentError(f"{argument}: {', '.join(unknown)} should be among the columns: {has}")
+                has = visible(", ".join(names[:20]))
+                is_one = "; delimiter should say what is between two columns" if len(names) == 1 else ""
+                place = f"the columns of {self._entries[0].name}"
+                raise PermanentError(f"{argument}: {', '.join(unknown)} should be among {place}: {has}{is_one}")
         if taken := [name for name in wanted.add if name in names]:
             raise PermanentError(f"add: the files have {', '.join(taken)}; it should be a new name")
 
@@ -631,6 +644,9 @@ class Shaped(Source):
         self.lines = [name for name, what in wanted.add.items() if what == "line"]
         constants = [name for name in wanted.add if name not in self.lines]
         added = {"now": "timestamp with time zone", "file": "text", "line": "bigint"}
+        if len(names) > _MOST_COLUMNS:
+            reason = f"{len(names)} columns, and a table has at most {_MOST_COLUMNS}; select can choose some"
+            raise PermanentError(f"{wanted.path}: {reason}")
         self.columns = {name: known[name] for name in names}
         self.columns |= {name: added[wanted.add[name]] for name in constants + self.lines}
         for name in names:
@@ -657,11 +673,12 @@ class Shaped(Source):
                 shape = _Shape(source, header, self, {})
                 places = [header.index(name) if name in header else None for name in names]
                 for number, text in islice(source.records(source.begin), share):
-                    if isinstance(text, Rejected):
+                    fit = text if isinstance(text, Rejected) else shape.shaped(text)
+                    if isinstance(fit, Rejected):
                         if not self.wanted.max_errors:
-                            raise source.error(number, text.reason)
+                            raise source.error(number, fit.reason)
                         continue
-                    row = dict(enumerate(shape.values(text)))
+                    row = dict(enumerate(shape.values(str(text))))
                     yield [
                         entry.partition.get(name) if at is None else row.get(at)
                         for name, at in zip(names, places, strict=True)
@@ -738,8 +755,8 @@ class Shaped(Source):
     def error(self, line: int, reason: str, extra_lines: int = 0) -> PermanentError:
         """The error of a record; it names the file and the place there."""
         base, source = self._base(line)
-        if re.search("invalid input syntax|out of range|overflow|too long", reason) and ";" not in reason:
-            reason += "; types or the table should have a type for it, or null the word, and max_errors rejects rows"
+        if ";" not in reason:
+            reason += f"; {next(remedy for fault, remedy in _REMEDIES.items() if re.search(fault, reason))}"
         return source.error(line - base, reason, extra_lines)
 
     def _base(self, number: int) -> tuple[int, Source]:

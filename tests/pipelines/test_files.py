@@ -130,6 +130,18 @@ CASES: dict[str, tuple[bytes, dict[str, Any], list[tuple[str | None, ...]]]] = {
     ),
     "empty columns behind the last": (b"id,a\n1,x,,\n2,y\n", {}, [("1", "x"), ("2", "y")]),
     "files put together": (b"\xef\xbb\xbfid,a\r\n1,x\r\n\xef\xbb\xbfid,a\r\n2,y\r\n\x1a", {}, [("1", "x"), ("2", "y")]),
+    "marks before quotes": (
+        b'\xef\xbb\xbf\xef\xbb\xbf"id","a"\n"1","x"\n\xef\xbb\xbf"id","a"\n\xef\xbb\xbf"2","y, z"\n',
+        {},
+        [("1", "x"), ("2", "y, z")],
+    ),
+    "dates of weeks": (b"id,a\n1,2026-W10-4\n", {"date_format": "%G-W%V-%u"}, [("1", "2026-03-05")]),
+    "half a day": (
+        b"id,a\n1,05-MAR-26 01.34 PM\n",
+        {"date_format": "%d-%b-%y %I.%M %p"},
+        [("1", "2026-03-05T13:34:00")],
+    ),
+    "a blank behind a quote": (b'id,a\n1,"x" \n2,y\n', {}, [("1", "x "), ("2", "y")]),
     "quoted line ends stay": (b'id,a,n\n1,"x\r\ny",1\n', {}, [("1", "x\r\ny", "1")]),
 }  # fmt: skip
 
@@ -198,7 +210,7 @@ def test_a_type_is_a_guess_that_loses_nothing(values: list[str], type_: str, loa
         ("id,a\n1,Größe, schön und übel\n".encode("cp1252"), {}, ["line 2", "reads as cp1252"]),
         ("id,a\n1,東京都の天気予報です\n".encode("shift_jis"), {}, ["line 2", "reads as shift_jis"]),
         ("id,a\n1,北京市海淀区中关村\n".encode("gb18030"), {}, ["line 2", "reads as gb18030"]),
-        (b"id,a\n1,x\n", {"types": {"b": "text"}}, ["types: b should be among the columns: id, a"]),
+        (b"id,a\n1,x\n", {"types": {"b": "text"}}, ["types: b should be among the columns of f.csv: id, a"]),
         (b"id,a\n1,x\n", {"select": ["b"]}, ["select: b should be among"]),
         (b"id,a\n1,x\n", {"columns": {"A": "b"}}, ["columns: A should be in the header, which has id, a"]),
         (b"id,a\n1,x\n", {"add": {"a": "now"}}, ["add: the files have a"]),
@@ -210,7 +222,7 @@ def test_a_type_is_a_guess_that_loses_nothing(values: list[str], type_: str, loa
         ("id,a\n1,Αθήνα και Πάτρα\n".encode("cp1253"), {}, ["line 2", "reads as cp1253"]),
         ("id,a\n1,東京タワー\n".encode("shift_jis"), {}, ["line 2", "reads as shift_jis"]),
         (b'{"id": 1}\n', {}, ["f.csv is JSON"]),
-        ("id,a\n1,x\n2,é\n".encode(), {"encoding": "cp1252"}, ["f.csv, line 3: is utf-8 text", "should be utf-8"]),
+        ("id,a\n1,x\n2,é\n".encode(), {"encoding": "cp1252"}, ["line 3: is utf-8 text, column a", "be utf-8"]),
         (b"<!-- proxy --><html>", {}, ["f.csv is a page of HTML"]),
         (b"[[1, 2]]", {}, ["f.csv is JSON"]),
         (b"<?xml version='1.0'?><a/>", {}, ["f.csv is XML"]),
@@ -224,8 +236,28 @@ def test_a_type_is_a_guess_that_loses_nothing(values: list[str], type_: str, loa
         (b"id,a\n1,x\n", {"types": {"a": "int PRIMARY KEY"}}, ["types.a: should be a type"]),
         (b"id,a\n1,x\n", {"types": {"a": "nosuch"}}, ['type "nosuch" does not exist']),
         (b"id,a\n1,x\n", {"decimal": ",", "thousands": ","}, ["thousands: should differ"]),
-        (b"id,a\n1,x\n", {"date_format": "d/m/y"}, ["date_format"]),
+        *(
+            (b"id,a\n1,x\n", {"date_format": text}, ["date_format: should"])
+            for text in ("d/m/y", "%d%m", "%Y-%W", "%Y-%m-%d %H:%M %Z", "%Y-%m-%d %I:%M", "%Y-%m-%d %H:%M %p", "%H:%M")
+        ),
         (b"id,a\n1,x\n", {"timezone": "Berlin"}, ["timezone: should be the name of a time zone"]),
+        (b"id;a\n1;0.123\n", {"types": {"a": "numeric"}, "thousands": ".", "decimal": ","}, ["column a: not a number"]),
+        ("id,a\n1,5\u200b\n".encode(), {"types": {"a": "int"}}, ["not a number because of the character U+200B"]),
+        (b"id,a\n1,1. Mai 2026\n", {"types": {"a": "date"}, "date_format": "%d. %B %Y"}, ["no format", "types can"]),
+        (b"id,a\n1,1772668800\n", {"types": {"a": "timestamp"}}, ["column a: a number, not a date", "bigint"]),
+        (b'id,a,b\n1,x,y\n2,"27" screen",5\n', {}, ["line 3: text behind the closing quote, column a;", "doubled"]),
+        (b'id,a\n1,"say \\"yes\\" now"\n', {}, ["line 2: text behind the closing quote, column a;", "escape"]),
+        (b"id^a\n1^x\n", {}, ["key: id should be among the columns of f.csv: id^a; delimiter should"]),
+        ("\u200bid,a\n1,x\n".encode(), {}, ["columns of f.csv: <U+200B>id, a"]),
+        ("id,cafe\u0301\n1,x\n".encode(), {"columns": {"caf\u00e9": "a"}}, ["header, which has id, cafe<U+0301>"]),
+        (b"title\n\nid,a,a\n1,x,y\n", {"skip_rows": 1}, ["f.csv, line 3: header: columns 2 and 3"]),
+        (b"id,a\n,\n", {}, ['line 2: null value in column "id"', "max_errors"]),
+        ("id,a\n1,x\n".encode("utf-16")[:-1], {}, ["line 2", "not utf-16 text (0x0A, column a)", "is cut"]),
+        ("id,a\x851,x\x85".encode("cp037"), {"encoding": "cp037"}, ["line 1: header: the control character U+0085"]),
+        (b"id,a\n" + b"1,x\n" * 40_000 + "2,é\n".encode(), {"encoding": "cp1252"}, ["line 40002: is utf-8"]),
+        ((",".join(["id", *(f"c{n}" for n in range(1600))]) + "\n").encode(), {}, ["f.csv: 1601 columns", "select"]),
+        (gzip.compress(gzip.compress(b"id\n1\n")), {}, ["f.csv is packed twice by gzip", "unpack"]),
+        (b"SQLite format 3\0" + bytes(99), {}, ["f.csv is an SQLite database", "load.database"]),
         (b"1  x  too long\n", {"widths": [3, 3], "header": ["id", "a"]}, ["line 1: longer than the 6 characters"]),
     ],
 )  # fmt: skip
@@ -246,6 +278,11 @@ def test_a_late_value_that_a_guessed_type_would_lose_is_refused(
     error = refused(f"id,a,b\n{head}x{late}\n".replace("x", "9999,").encode())
     assert f"line {files._SAMPLE_OF_A_FILE + 2}: {reason}" in error
     assert "types should say it" in error
+
+
+def test_wrong_rows_decide_no_type(load: Run, rows: Rows) -> None:
+    load(b"id,a\n1,x\n   \n2,y\nSUM\n", max_errors=2)
+    assert dict(rows(TYPES))["id"] == "bigint"
 
 
 def test_a_table_that_is_there_decides_the_types(load: Run, rows: Rows) -> None:

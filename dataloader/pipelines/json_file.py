@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 2**16
 _ARRAY = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\[")
 _BETWEEN = re.compile("[ \t\r\n,]*+")  # objects
+_NO_OBJECT = 'should be an object such as {"id": 1}, for a list or a single value has no names of columns'
 _CUT = 16  # characters at the end of the text: the word or escape there may be cut
 
 
@@ -112,7 +113,9 @@ class JsonFile(TypedFile):
                 raise self.error(self._line, "the array has no end: is the file cut?")
             self._pass(self._at + 1)
             if self._has_more():
-                raise self.error(self._line, "there is more behind the end of the array")
+                raise self.error(
+                    self._line, "there is more behind the end of the array; one array should have all rows"
+                )
 
     def _row(self) -> Row | Rejected:
         """The object that begins here, or why there is none; the next one begins behind it, or in the next line."""
@@ -126,7 +129,7 @@ class JsonFile(TypedFile):
                 fault, behind, is_cut = "nested too deeply", self._at, False
             else:
                 self._pass(end)
-                return row if isinstance(row, dict) else Rejected("should be an object", "")
+                return row if isinstance(row, dict) else Rejected(_NO_OBJECT, "")
             if is_cut and len(self._text) - self._at < LONGEST_RECORD and self._read():
                 continue
             while (end := self._text.find("\n", self._at)) < 0 and len(self._text) <= LONGEST_RECORD and self._read():

@@ -121,7 +121,8 @@ class ArrowFile(FileSource):
             if isinstance(e, OSError) and e.errno:
                 raise
         self.require_unchanged()  # outside of the handler, for the chain of its error would show pyarrow's text
-        raise PermanentError(f"{self.origin}: is no {self.kind} file, or is damaged")
+        remedy = "fetch it again, whole, or name it as what it is"
+        raise PermanentError(f"{self.origin}: is no {self.kind} file, or is damaged; {remedy}")
 
 
 class ParquetFile(ArrowFile):
@@ -179,9 +180,9 @@ class OrcFile(ArrowFile):
 
 
 def columns_of(origin: str, schema: Any) -> dict[str, str]:
-    """The columns of an Arrow schema with the types of a new table; raises PermanentError for wrong names."""
+    """The columns of an Arrow schema with the types of a new table; raises PermanentError for one name twice."""
     try:
-        names = csv_table.unique([csv_table.identifier(name) for name in schema.names])
+        names = csv_table.unique(schema.names)
     except ValueError as e:
         raise PermanentError(f"{origin}: the names of its columns: {e}") from None
     return dict(zip(names, (_type(field.type) for field in schema), strict=True))

@@ -7,6 +7,7 @@ pyarrow, duckdb) comes batch by batch; pyarrow reads it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
 from dataclasses import replace
@@ -218,6 +219,7 @@ class Frames(Source):
 Row = Mapping[str, Any]
 Writer = Mapping[type, Callable[[Any], str]]  # the CSV field of a value by its class
 _JSON = {"json", "jsonb"}
+_UNFIT = re.compile("[\0\ud800-\udfff]")  # no text of PostgreSQL has them
 
 
 def number_type(text: str) -> str:
@@ -277,22 +279,18 @@ class TypedFile(FileSource):
                 raise self.error(number, f"the first rows have no column {new}: name it in `types`")
             # Most rows have the columns in their order: this loop runs once for each value.
             values = row.values() if list(row) == names else map(row.get, names)
-            text = ",".join([field[type(value)](value) for field, value in zip(fields, values, strict=True)])
-            if not text.isascii() or "\0" in text:
-                try:
-                    text.encode()
-                except UnicodeEncodeError:
-                    yield number, Rejected("a byte that is not UTF-8 text, or half of a character", "")
-                    continue
-                if "\0" in text:
-                    column = next(name for name in names if "\0" in str(row.get(name)))
-                    fault = f"column {column}: a zero byte (0x00), which PostgreSQL cannot hold"
-                    yield number, Rejected(f"{fault}; max_errors rejects such rows", text.replace("\0", "\ufffd"))
-                    continue
+            written = [field[type(value)](value) for field, value in zip(fields, values, strict=True)]
+            text = ",".join(written)
+            if (not text.isascii() or "\0" in text) and (unfit := _UNFIT.search(text)):
+                column = next(name for name, field in zip(names, written, strict=True) if unfit[0] in field)
+                fault = "a zero byte (0x00)" if unfit[0] == "\0" else "a byte that is not UTF-8, or half a character"
+                reason = f"column {column}: {fault}, which PostgreSQL cannot hold; max_errors rejects such rows"
+                yield number, Rejected(reason, _UNFIT.sub("\ufffd", text))
+                continue
             yield number, text
 
     def _columns(self, sample: Iterable[tuple[int, Row | Rejected]]) -> dict[str, str]:
-        """The columns of the sample's rows with their types; raises PermanentError for a wrong name."""
+        """The columns of the sample's rows with their types; raises PermanentError where no row is readable."""
         kinds: dict[str, set[str]] = {}
         refused: PermanentError | None = None
         for number, row in sample:
@@ -300,11 +298,7 @@ class TypedFile(FileSource):
                 refused = refused or self.error(number, row.reason)
                 continue
             for name, value in row.items():
-                if name not in kinds:
-                    try:
-                        kinds[identifier(name)] = set()
-                    except ValueError as e:
-                        raise self.error(number, f"the name of a column: {e}") from None
+                kinds.setdefault(name, set())
                 if kind := self.type_of(value):
                     kinds[name].add(kind)
         if refused and not kinds:

@@ -99,7 +99,10 @@ def test_lines_arrays_and_objects_behind_each_other_are_rows(loaded: Callable[..
         ('[{"id": 1},\n{"id":\n', "line 2: no valid JSON: Expecting value"),
         ('[{"id": 1}]\n{"id": 2}', "line 2: there is more behind the end of the array"),
         ('{"id": 1}'.encode("utf-16"), "line 1: is UTF-16, and should be UTF-8"),
-        ('{"id": 1, "": 2}', "line 1: the name of a column: should be a name of 1 to 63 bytes"),
+        ('{"id": 1, "": 2}', "line 1: header: column 2 has no name"),
+        ("[1, 2]", "line 1: should be an object such as"),
+        ('{"id": 1, "v": ["\\ud800"]}', "line 1: column v: a byte that is not UTF-8, or half a character"),
+        ('{"id": 1, "v": ["\\u0000"]}', "line 1: column v: unsupported Unicode escape sequence; max_errors rejects"),
         ('{"id": ' + "[" * 100_000, "line 1: nested too deeply"),
     ],
 )

@@ -124,7 +124,9 @@ def test_a_damaged_file_leaves_nothing(
     file.write_bytes({"text": b"id,name\n", "short": whole[:-10], "middle": whole[:100] + middle + whole[400:]}[damage])
     result = load({"max_attempts": 3})
     assert (result.status, result.attempts) == ("failed", 1)
-    assert result.error == "f.parquet: is no Parquet file, or is damaged"
+    assert (
+        result.error == "f.parquet: is no Parquet file, or is damaged; fetch it again, whole, or name it as what it is"
+    )
     assert rows("SELECT to_regclass('t')") == [(None,)]
 
 
@@ -132,7 +134,7 @@ def test_a_damaged_file_leaves_nothing(
     ("columns", "args", "error"),
     [
         ({"other": [1]}, {}, "key: id should be in the file"),
-        ({"id": [1], "": [2]}, {}, "f.parquet: the names of its columns: should be a name of 1 to 63 bytes"),
+        ({"id": [1], "": [2]}, {}, 'f.parquet: the column "": should be a name of 1 to 63 bytes'),
         ({"id": [1]}, {"encoding": "utf-8"}, "encoding: there is no such argument; there are path, table, key"),
     ],
 )
@@ -141,6 +143,12 @@ def test_what_cannot_be_loaded_is_named(
 ) -> None:
     written(**columns)
     fails_for_good(load({"max_attempts": 3}, **args), error)
+
+
+def test_long_names_are_made_short(job: Load, written: Callable[..., None], rows: Rows) -> None:
+    written(id=[1], **{"a" * 64: [2]})
+    assert job("load.files", {"path": "f.parquet", "table": "t", "key": ["id"], "names": "snake"}).error is None
+    assert [*dict(rows(TYPES))] == ["id", "a" * 60]
 
 
 def test_nanoseconds_are_cut(load: Load, arrow: Any, written: Callable[..., None], rows: Rows) -> None:

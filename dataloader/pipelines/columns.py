@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import cached_property, lru_cache
@@ -228,7 +229,7 @@ class Reader:
             if self._kind == "date" and not self._is_guess and (match := _MIDNIGHT.fullmatch(text)):
                 return match[1]
             if self._kind == "timestamptz" and self._values.timezone and re.fullmatch(f"{_TIME}|{_DAY}", text):
-                return f"{text} {self._values.timezone}"
+                return self._in_zone(text)
             if self._is_plain(text):
                 return text
         raise ValueError(self._moment_fault(text))
@@ -244,8 +245,19 @@ class Reader:
         if self._kind == "timestamptz" and not moment.tzinfo:
             if not self._values.timezone:
                 raise ValueError(_NO_ZONE)
-            return f"{moment.isoformat(' ')} {self._values.timezone}"
+            return self._in_zone(moment.isoformat(" "))
         return moment.isoformat(" ")
+
+    def _in_zone(self, text: str) -> str:
+        """The time with its zone; raises ValueError where the clocks there show it twice, or never."""
+        name = str(self._values.timezone)
+        readings = set[timedelta | None]()
+        with suppress(ValueError):  # PostgreSQL decides about 24:00:00
+            moment = datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(name))
+            readings = {moment.replace(fold=fold).utcoffset() for fold in (0, 1)}
+        if len(readings) > 1:
+            raise ValueError(_CLOCK_CHANGES)
+        return f"{text} {name}"
 
     def _moment_fault(self, text: str) -> str:
         if re.fullmatch(f"(?:{_TIME}|{_DAY})(?:{_ZONE})?", text) and (
@@ -273,6 +285,9 @@ _OTHERWISE = "null can list the words for a missing value, and types can make th
 _GUESSED = "{}, but the rows before had only such values, so the type is a guess; types should say it, such as text"
 _TIME_IN_DATE = "a time of day that the type date would lose; types or the table should have timestamp"
 _ZONE_IN_TIMESTAMP = "a time zone that the type timestamp would lose; types or the table should have timestamptz"
+_CLOCK_CHANGES = (
+    "a time that the clocks of timezone show twice, or never; types can make it timestamp, and max_errors rejects rows"
+)
 _NO_ZONE = 'a time without its zone; timezone should name it, such as "Europe/Berlin"'
 
 

@@ -82,7 +82,7 @@ def _mark(character: str) -> str:
 
 def _delimiter(text: str) -> str:
     if text != WHITESPACE and (len(text) != 1 or text.isalnum() or text in '"\r\n\0'):
-        raise ValueError(f'should be one punctuation mark, tab or space, or "{WHITESPACE}"')
+        raise ValueError(f'should be one punctuation mark, tab ("\\t" in JSON) or space, or "{WHITESPACE}"')
     return text
 
 
@@ -359,7 +359,7 @@ class CsvFile(FileSource):
                 text, lines, fault = self._irregular(text, first)
                 self._line += lines
             if len(text) >= LONGEST_RECORD:
-                raise self.error(first, f"longer than {LONGEST_RECORD} characters")
+                raise self.error(first, f"longer than {LONGEST_RECORD} characters; is it text, and quote right?")
             text = text.rstrip("\r\n")
             if not text:
                 continue

@@ -629,7 +629,7 @@ class Shaped(Source):
         for argument, chosen in {"select": wanted.select or [], "types": wanted.types, "key": wanted.key}.items():
             if unknown := [name for name in chosen if name not in names and name not in wanted.add]:
                 has = visible(", ".join(names[:20]))
-                is_one = "; delimiter should say what is between two columns" if len(names) == 1 else ""
+                is_one = "; is the delimiter right, and skip_rows?" if len(names) == 1 else ""
                 place = f"the columns of {self._entries[0].name}"
                 raise PermanentError(f"{argument}: {', '.join(unknown)} should be among {place}: {has}{is_one}")
         if taken := [name for name in wanted.add if name in names]:

@@ -137,6 +137,8 @@ class JsonFile(TypedFile):
             text = self._text[self._at : end] if end >= 0 else self._text[self._at :]
             lines = self._text.count("\n", self._at, behind - 1)
             fault += f" in line {self._line + lines}" * (lines > 0) + "; is the file cut?" * ("Unterminated" in fault)
+            if len(text) > LONGEST_RECORD:
+                fault = f"an object of over {LONGEST_RECORD} characters; the rows should be lines or one array"
             if self._is_array or len(text) > LONGEST_RECORD:
                 raise self.error(self._line, fault)
             self._pass(self._at + len(text))

@@ -247,7 +247,7 @@ def test_a_type_is_a_guess_that_loses_nothing(values: list[str], type_: str, loa
         (b"id,a\n1,1772668800\n", {"types": {"a": "timestamp"}}, ["column a: a number, not a date", "bigint"]),
         (b'id,a,b\n1,x,y\n2,"27" screen",5\n', {}, ["line 3: text behind the closing quote, column a;", "doubled"]),
         (b'id,a\n1,"say \\"yes\\" now"\n', {}, ["line 2: text behind the closing quote, column a;", "escape"]),
-        (b"id^a\n1^x\n", {}, ["key: id should be among the columns of f.csv: id^a; delimiter should"]),
+        (b"id^a\n1^x\n", {}, ["key: id should be among the columns of f.csv: id^a; is the delimiter right"]),
         ("\u200bid,a\n1,x\n".encode(), {}, ["columns of f.csv: <U+200B>id, a"]),
         ("id,cafe\u0301\n1,x\n".encode(), {"columns": {"caf\u00e9": "a"}}, ["header, which has id, cafe<U+0301>"]),
         (b"title\n\nid,a,a\n1,x,y\n", {"skip_rows": 1}, ["f.csv, line 3: header: columns 2 and 3"]),
@@ -256,6 +256,15 @@ def test_a_type_is_a_guess_that_loses_nothing(values: list[str], type_: str, loa
         ("id,a\x851,x\x85".encode("cp037"), {"encoding": "cp037"}, ["line 1: header: the control character U+0085"]),
         (b"id,a\n" + b"1,x\n" * 40_000 + "2,é\n".encode(), {"encoding": "cp1252"}, ["line 40002: is utf-8"]),
         ((",".join(["id", *(f"c{n}" for n in range(1600))]) + "\n").encode(), {}, ["f.csv: 1601 columns", "select"]),
+        *(
+            (b"id,a\n1," + text + b"\n", {"timezone": "Europe/Berlin", "types": {"a": "timestamptz"}} | how, ["clock"])
+            for text, how in (
+                (b"2026-03-29 02:30", {}),
+                (b"2026-10-25T02:30:00", {}),
+                (b"25.10.2026 02:30", {"date_format": "%d.%m.%Y %H:%M"}),
+            )
+        ),
+        (b"Report\n\nid,a\n1,x\n", {}, ["key: id should be among", "Report; ", "skip_rows"]),
         (gzip.compress(gzip.compress(b"id\n1\n")), {}, ["f.csv is packed twice by gzip", "unpack"]),
         (b"SQLite format 3\0" + bytes(99), {}, ["f.csv is an SQLite database", "load.database"]),
         (b"1  x  too long\n", {"widths": [3, 3], "header": ["id", "a"]}, ["line 1: longer than the 6 characters"]),

@@ -112,6 +112,14 @@ def test_what_is_no_json_is_refused_with_its_line(loaded: Callable[..., list[Any
     assert error in str(caught.value)
 
 
+def test_one_object_around_all_rows_is_refused_by_its_length(
+    loaded: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_file, "LONGEST_RECORD", 1_000)
+    with pytest.raises(PermanentError, match="line 1: an object of over 1000 characters; the rows should be"):
+        loaded(json.dumps({"data": [{"id": n} for n in range(20_000)]}))
+
+
 def test_a_refused_line_costs_no_other_line(read: Read) -> None:
     file = read(b'{"id": 1}\n{"id": \n12\n{"id": "\xff"}\n{"id": "\\ud800"}\n{"id": "x}\n{"id": 2}')
     found = list(file.records(file.begin))

@@ -76,6 +76,8 @@ class Link:
         self._cells: set[Cell] = set()
         self._sessions: set[_Session] = set()
         self._cut_off: set[int] = set()  # the processes that were cut before the others: for them it is away already
+        self.passed = 0  # messages of clients, a statement or a piece of a COPY each
+        self._act_at: tuple[int, Side, Callable[[int], object]] | None = None
         self._away: str | None = None
         self._back = asyncio.Event()
         self._listener: asyncio.Server | None = None
@@ -103,6 +105,13 @@ class Link:
             self._cells = set(cells)
 
         self._call(arm())
+
+    def act_at(self, number: int, side: Side, act: Callable[[int], object]) -> None:
+        """Call `act`, in a thread, beside the message of this number from now on; it gets the process of the client.
+
+        The message waits while `act` runs, or the answer to the message.
+        """
+        self._act_at = self.passed + number, side, act
 
     def leave(self, how: str = REFUSES) -> None:
         """Be away from now on, and disarm. REFUSES: sessions end. SILENT: nothing is heard of the server."""
@@ -240,14 +249,22 @@ class Link:
                 await self._back.wait()
             if kind in (b"Q", b"S") and statement and self._is_cut(session, statement.decode()):
                 return
+            self.passed += 1
+            await self._act(session, BEFORE)
             session.server.write(held)
             held, statement = b"", b""
             await session.server.drain()
+            await self._act(session, AFTER)
             if session.cut_after:
                 await asyncio.sleep(EXECUTED_SEC)  # ended by the answer
                 if session.cut_after:
                     self._cut(session, session.cut_after)
                     return
+
+    async def _act(self, session: _Session, side: Side) -> None:
+        if self._act_at and self._act_at[:2] == (self.passed, side):
+            (_, _, act), self._act_at = self._act_at, None
+            await asyncio.to_thread(act, session.pid)
 
     def _is_cut(self, session: _Session, text: str) -> bool:
         """Count a statement, and cut the session before it where it is time to; prepare a cut after it."""

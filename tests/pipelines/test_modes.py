@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -356,83 +355,10 @@ def test_equal_rows_write_no_log(load: Load, rows: Rows, dsn: str) -> None:
     assert min(written) < 1_000_000  # the rows alone are 2.5 MB
 
 
-MODES: list[dict[str, Any]] = [
-    {"mode": "append"},
-    {"mode": "replace"},
-    {"mode": "replace", "partition": {"day": "2026-03-02"}},
-    {"mode": "merge", "key": ["id"]},
-    {"mode": "merge", "key": ["id"], "delete_missing": True},
-    {"mode": "merge", "key": ["id"], "delete_missing": "soft"},
-    {"mode": "merge", "key": ["id"], "max_errors": 5},
-    {"mode": "scd2", "key": ["id"]},
-]
 BEFORE = {
     "scd2": "CREATE TABLE t (id int, day date, n int, valid_from timestamptz, valid_to timestamptz, is_current bool)",
     "merge": "CREATE TABLE t (id int PRIMARY KEY, day date, n numeric, deleted_at timestamptz)",
 }
-
-
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.long
-def test_ended_anywhere_the_table_is_as_before_or_as_after(
-    load: Load, rows: Rows, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    chance = random.Random(seed)
-    args = MODES[seed % len(MODES)] | {"batch_rows": 10}
-    monkeypatch.setattr(csv_table, "PART_BYTES", chance.choice([1, 2**23]))
-    is_new = chance.random() < 0.3
-
-    def prepare() -> None:
-        rows("DROP TABLE IF EXISTS t, t_rejects")
-        if not is_new:
-            rows(BEFORE.get(args["mode"], "CREATE TABLE t (id int, day date, n numeric)"))
-            rows(f"INSERT INTO t SELECT n, '2026-03-02', 0 {', now(), NULL, true' * (args['mode'] == 'scd2')}"
-                 f" FROM generate_series(1, 40, 3) n")  # fmt: skip
-
-    def table() -> list[Any]:
-        if rows("SELECT to_regclass('t')") == [(None,)]:
-            return []
-        return sorted(
-            map(str, rows(f"SELECT id, day::text, n::int {', is_current' * (args['mode'] == 'scd2')} FROM t"))
-        )
-
-    text = "id,day,n\n" + "".join(f"{n},2026-03-02,{n % 7}\n" for n in range(60))
-    prepare()
-    before = table()
-    steps = load(text, **args).steps
-    after = table()
-    for _ in range(2):
-        prepare()
-        assert load(text, {"cancel_at": chance.randint(1, steps)}, **args).status == "canceled"
-        assert table() in (before, after)
-        prepare()
-        result = load(text, {"crash_at": chance.choice([*range(1, steps + 1), "end"]), "max_attempts": 2}, **args)
-        assert (result.status, table()) == ("succeeded", after), result.error
-
-
-@pytest.mark.parametrize("seed", range(len(MODES)))
-@pytest.mark.long
-def test_a_session_that_ends_anywhere_leaves_before_or_after(
-    load: Load, rows: Rows, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    """The server ends the session, as at a failover: the run fails, and the next one of the job loads everything."""
-    chance, args, ended = random.Random(seed), MODES[seed] | {"batch_rows": 10}, iter([True])
-    monkeypatch.setattr(csv_table, "PART_BYTES", chance.choice([1, 2**23]))
-    rows(BEFORE.get(args["mode"], "CREATE TABLE t (id int, day date, n numeric)"))
-    execute, left = csv_table.Table._execute, chance.randint(1, 5)  # each mode has five statements
-
-    def execute_and_end(self: csv_table.Table, *given: Any, **more: Any) -> Any:
-        nonlocal left
-        left -= 1
-        if left <= 0 and next(ended, False):
-            rows(f"SELECT pg_terminate_backend({self._cursor.connection.info.backend_pid}, 5000)")
-        return execute(self, *given, **more)
-
-    monkeypatch.setattr(csv_table.Table, "_execute", execute_and_end)
-    text = "id,day,n\n" + "".join(f"{n},2026-03-02,{n % 7}\n" for n in range(60))
-    result = load(text, {"max_attempts": 2}, **args)
-    assert (result.status, [run.end for run in result.runs]) == ("succeeded", ["error", "done"])
-    assert rows("SELECT count(*), count(DISTINCT id) FROM t") == [(60, 60)]
 
 
 def test_a_stop_ends_a_long_statement(load: Load, rows: Rows, points_of_silence: Callable[[float], None]) -> None:

@@ -1,4 +1,4 @@
-"""The pipeline of test_order_under_fire: it fails, gives up single keys, hangs its process, and notes each call."""
+"""The pipelines of tests under fire: one that fails, gives up single keys, and notes each call; and loads."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import os
 import random
 import signal
 import time
+from collections.abc import Generator
 from typing import Any
 
-from dataloader.pipelines import Context, PermanentError, register
+from dataloader.pipelines import Context, PermanentError, Progress, csv_table, register, resolve
 
 
 @register("fire.sync", batch_size=3, retry_in=lambda attempt: 0.2)
@@ -35,3 +36,10 @@ def sync(keys: dict[str, list[dict[str, Any]]], context: Context) -> None:
 def note(line: dict[str, Any]) -> None:
     with open(os.environ["FIRE_NOTES"], "ab", buffering=0) as notes:
         notes.write(json.dumps(line).encode() + b"\n")
+
+
+@register("fire.load", spares_attempts=True)
+def load(args: dict[str, Any], context: Context) -> Generator[Progress | None, None, Progress]:
+    """A load in parts of so many bytes."""
+    csv_table.PART_BYTES = args["part_bytes"]
+    return (yield from resolve(args["task"]).function(args["args"], context))

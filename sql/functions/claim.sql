@@ -66,7 +66,7 @@ RETURNS TABLE (
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-  wrote record;
+  written record;
   unfinished uuid[];
   canceled uuid[];
   locked uuid[];
@@ -78,55 +78,55 @@ DECLARE
   batch int;
   in_order uuid[];
   passed_over json;
-  this text;  -- the queue
-  named text;  -- the queue that p_priority and p_from are of
+  this_queue text;  -- the queue
+  bookmarked text;  -- the queue that p_priority and p_from are of
   is_paused boolean;  -- null: the queue has no settings
   is_ordered boolean := false;
   merges int;         -- dl_lock_heads' p_merge_limit
-  holds boolean;
+  dead_hold boolean;  -- a dead job keeps its key
   due_at timestamptz;
   freed_at timestamptz;  -- the earliest of dl_freed
   is_late boolean;
-  took record;
+  taken record;
   heads tid[];        -- the rows of in_order, which dl_lock_heads has chosen
   holders uuid[];
   odd_heads uuid[];
-  heads_room jsonb;   -- as took.room, of an ordered queue
+  heads_room jsonb;   -- as taken.room, of an ordered queue
   room jsonb;
   at_once timestamptz;
   parked int;
   is_contended boolean;  -- another claim decides on a limit of rows that this one would take
-  off int;
+  moved int;  -- rows that were set aside or put off
   started int := 0;
-  looks boolean := false;         -- dl_take_keys asks whether its keys are free
-  looked_twice boolean := false;  -- nothing that the claim could park or put off, once already
+  is_careful boolean := false;       -- dl_take_keys asks whether its keys are free
+  has_tried_twice boolean := false;  -- nothing that the claim could park or put off, once already
   not_started int[];
-  turn int := 0;                  -- by p_prefer: 0 what is warm, 1 what most want, 2 any
-  past int := 0;         -- how many rows behind p_from this call has looked at in vain
-  passed int[] := '{}';  -- their keys
+  tier int := 0;                     -- by p_prefer: 0 what is warm, 1 what most want, 2 any
+  skipped int := 0;                  -- how many rows behind p_from this call has read in vain
+  skipped_keys int[] := '{}';        -- their keys
 BEGIN
   IF p_job_id = '{}' THEN
     PERFORM pg_advisory_unlock_all();
   ELSIF p_job_id IS NOT NULL THEN
-    wrote := dl_finish(p_worker, true, p_job_id, p_attempt, p_verb, p_error, p_delay_sec, p_progress, p_facts);
-    IF NOT wrote IS NULL THEN
-      unfinished := wrote.unfinished;
-      canceled := wrote.canceled;
-      locked := wrote.locked;
+    written := dl_finish(p_worker, true, p_job_id, p_attempt, p_verb, p_error, p_delay_sec, p_progress, p_facts);
+    IF NOT written IS NULL THEN
+      unfinished := written.unfinished;
+      canceled := written.canceled;
+      locked := written.locked;
     END IF;
   END IF;
   IF p_by_lag AND p_most > 0 THEN
-    named := p_queues[1];
+    bookmarked := p_queues[1];
     p_queues := dl_by_lag(p_queues);
-    IF p_queues[1] <> named THEN
+    IF p_queues[1] <> bookmarked THEN
       p_priority := 0;
       p_from := '-infinity';
     END IF;
   END IF;
   -- A job alone pays for each expression on its way, so what only a second queue needs is set at the end of the loop.
-  FOREACH this IN ARRAY CASE WHEN p_most > 0 THEN p_queues ELSE '{}' END LOOP
-    SELECT (SELECT paused_at IS NOT NULL FROM dl_queues WHERE queue = this),
-           (SELECT available_at FROM dl_jobs WHERE queue = this AND status = 'queued' AND blocked_on = 'time'
+  FOREACH this_queue IN ARRAY CASE WHEN p_most > 0 THEN p_queues ELSE '{}' END LOOP
+    SELECT (SELECT paused_at IS NOT NULL FROM dl_queues WHERE queue = this_queue),
+           (SELECT available_at FROM dl_jobs WHERE queue = this_queue AND status = 'queued' AND blocked_on = 'time'
              ORDER BY queue, available_at LIMIT 1),
            (SELECT min(since) FROM dl_freed)
       INTO is_paused, due_at, freed_at;
@@ -137,10 +137,10 @@ BEGIN
         CONTINUE;
       END IF;
       SELECT coalesce(ordered, false), CASE WHEN merge THEN coalesce(merge_limit, 1000) END, on_dead = 'hold', q.batch
-        INTO is_ordered, merges, holds, batch FROM dl_queues q WHERE queue = this;
+        INTO is_ordered, merges, dead_hold, batch FROM dl_queues q WHERE queue = this_queue;
     END IF;
     IF due_at <= now() THEN
-      look_again := dl_wake(this, 100) = 100 OR look_again;
+      look_again := dl_wake(this_queue, 100) = 100 OR look_again;
     END IF;
     IF freed_at < clock_timestamp() - interval '1 s' THEN
       PERFORM dl_unpark_freed();
@@ -149,14 +149,16 @@ BEGIN
     -- Until something has started: take keys, start their first jobs; else look again with care; make way by setting
     -- aside, parking, putting off; look once more; go on behind the rows looked at; in the end try the queue's head.
     LOOP
-      took := dl_take_keys(this, is_ordered, p_most, p_priority, p_from, past, passed, looks, turn, p_prefer);
-      IF took.mine <> '{}' THEN
+      taken := dl_take_keys(
+        this_queue, is_ordered, p_most, p_priority, p_from, skipped, skipped_keys, is_careful, tier, p_prefer);
+      IF taken.mine <> '{}' THEN
         -- Start the first job of each of these keys. Advisory locks do not obey MVCC, so the look at the running rows
         -- comes behind the locks, with a fresh snapshot; the other way round a job that started in between would be missed
         -- (Que, lib/que/worker.rb:72-82). So does the choice of the first rows: a job that came back in between goes
         -- before a later one of its key, and a parked one that is older.
         IF is_ordered THEN
-          SELECT f.* INTO in_order, holders, odd_heads, heads_room FROM dl_lock_heads(this, took.lock_keys, holds, merges) f;
+          SELECT f.* INTO in_order, holders, odd_heads, heads_room
+            FROM dl_lock_heads(this_queue, taken.lock_keys, dead_hold, merges) f;
           heads := ARRAY(SELECT ctid FROM dl_jobs WHERE job_id = ANY (in_order));
         END IF;
         at_once := clock_timestamp();  -- not now(), when the claim began: the rows may be younger
@@ -166,10 +168,10 @@ BEGIN
            WHERE ctid = ANY (CASE WHEN is_ordered THEN heads ELSE ARRAY(
                    SELECT (SELECT ctid FROM dl_jobs
                             WHERE status = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key')
-                              AND hashtext(lock_key) = key_hash AND queue = this
-                              AND (limits IS NULL OR job_id = ANY (took.granted))
+                              AND hashtext(lock_key) = key_hash AND queue = this_queue
+                              AND (limits IS NULL OR job_id = ANY (taken.granted))
                             ORDER BY hashtext(lock_key), queue, priority, coalesce(turn_at, created_at) LIMIT 1)
-                     FROM unnest(took.mine) key_hash
+                     FROM unnest(taken.mine) key_hash
                     WHERE (SELECT true FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = key_hash
                               AND lease_expires_at > now() LIMIT 1) IS NULL) END)
              AND status::text = 'queued'
@@ -191,38 +193,38 @@ BEGIN
                     timeout_sec, claims, affinity_key, priority, coalesce(turn_at, created_at) AS turn),
         journal AS (
           INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-          SELECT job_id, this, at_once, 'picked',
+          SELECT job_id, this_queue, at_once, 'picked',
                  ('{"attempt": ' || attempt || ', "worker": ' || to_json(p_worker) || '}')::jsonb FROM started)
-        SELECT job_id, this, task, args::text, idempotency_key, lock_key, partition_key, attempt, max_attempts,
+        SELECT job_id, this_queue, task, args::text, idempotency_key, lock_key, partition_key, attempt, max_attempts,
                lease_ttl_sec, timeout_sec, claims, affinity_key, NULL
           FROM started ORDER BY priority, turn, job_id;
         GET DIAGNOSTICS started = ROW_COUNT;
-        IF started < cardinality(took.mine) OR is_ordered THEN
+        IF started < cardinality(taken.mine) OR is_ordered THEN
           -- A running row keeps the key busy after all; or another session has its first row locked, has changed that row
           -- since, or the row may not start. The lease tells which rows this claim has started: an earlier run of ours may
           -- be running still, its end unwritten.
-          not_started := ARRAY(SELECT k FROM unnest(took.mine) k
+          not_started := ARRAY(SELECT k FROM unnest(taken.mine) k
                                 WHERE NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = k
                                                      AND claimed_by = p_worker AND claimed_pid = pg_backend_pid()
                                                      AND lease_expires_at = at_once + make_interval(secs => lease_ttl_sec)));
           PERFORM pg_advisory_unlock(k) FROM unnest(not_started) k;
-          took.others := took.others || not_started;
+          taken.others := taken.others || not_started;
           -- The first row of such a key may be a parked one, which dl_take_keys has not read: is it one that may not start?
-          took.odd := nullif(took.odd || CASE WHEN is_ordered THEN odd_heads ELSE ARRAY(
+          taken.odd := nullif(taken.odd || CASE WHEN is_ordered THEN odd_heads ELSE ARRAY(
             SELECT first.job_id FROM unnest(not_started) k CROSS JOIN LATERAL (
               SELECT * FROM dl_jobs
                WHERE status = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key') AND hashtext(lock_key) = k
-                 AND queue = this
+                 AND queue = this_queue
                ORDER BY hashtext(lock_key), queue, priority, coalesce(turn_at, created_at) LIMIT 1) first
              WHERE blocked_on = 'key'
                AND (cancel_requested OR attempt >= greatest(max_attempts, 1) OR available_at > at_once)) END, '{}');
         END IF;
       END IF;
-      IF took.room IS NOT NULL OR heads_room IS NOT NULL THEN
-        room := coalesce(heads_room, took.room);
+      IF taken.room IS NOT NULL OR heads_room IS NOT NULL THEN
+        room := coalesce(heads_room, taken.room);
         is_contended := EXISTS (SELECT FROM jsonb_each_text(room) WHERE value IS NULL);
-        parked := dl_settle_limits(this, coalesce(in_order, took.granted), room, holders, p_priority, p_from,
-                                   CASE WHEN is_ordered THEN 0 ELSE past + took.rows END);
+        parked := dl_settle_limits(this_queue, coalesce(in_order, taken.granted), room, holders, p_priority, p_from,
+                                   CASE WHEN is_ordered THEN 0 ELSE skipped + taken.rows END);
         heads_room := NULL;
         IF clock_timestamp() > now() + interval '1 s' THEN
           look_again := true;
@@ -231,89 +233,89 @@ BEGIN
         CONTINUE WHEN parked > 0 AND started = 0;  -- they are out of the way now
       END IF;
       IF p_prefer IS NOT NULL THEN
-        IF started = 0 AND turn < 2 AND p_prefer -> 'warm' IS NOT NULL THEN
-          turn := turn + 1;
+        IF started = 0 AND tier < 2 AND p_prefer -> 'warm' IS NOT NULL THEN
+          tier := tier + 1;
           CONTINUE;
         END IF;
         passed_over := nullif(json_strip_nulls(json_build_object(
           'left_out', CASE WHEN p_prefer -> 'without' IS NOT NULL
-                           THEN dl_left_out(this, p_prefer -> 'without', 1000 + p_most) END,
-          'reached', CASE WHEN p_prefer -> 'warm' IS NOT NULL AND turn < 2 AND took.rows > started
-                          THEN json_build_object('priority', took.priority, 'since', took.since) END))::text, '{}');
-        EXIT WHEN turn < 2 AND started > 0 AND took.odd IS NULL;
-        IF passed_over -> 'left_out' IS NOT NULL AND started = 0 AND took.odd IS NULL AND took.others = '{}' THEN
+                           THEN dl_left_out(this_queue, p_prefer -> 'without', 1000 + p_most) END,
+          'reached', CASE WHEN p_prefer -> 'warm' IS NOT NULL AND tier < 2 AND taken.rows > started
+                          THEN json_build_object('priority', taken.priority, 'since', taken.since) END))::text, '{}');
+        EXIT WHEN tier < 2 AND started > 0 AND taken.odd IS NULL;
+        IF passed_over -> 'left_out' IS NOT NULL AND started = 0 AND taken.odd IS NULL AND taken.others = '{}' THEN
           due_in := least(due_in, 1);
           EXIT;
         END IF;
       END IF;
-      IF took.odd IS NOT NULL THEN
-        off := dl_set_aside(took.odd);
+      IF taken.odd IS NOT NULL THEN
+        moved := dl_set_aside(taken.odd);
         IF clock_timestamp() > now() + interval '1 s' THEN
           look_again := true;
           EXIT;
         END IF;
-        CONTINUE WHEN off > 0 AND started = 0;
+        CONTINUE WHEN moved > 0 AND started = 0;
       END IF;
-      IF looks THEN
-        IF started > 0 AND past + took.rows - started > 64 THEN
-          from_priority := took.priority;
-          from_time := took.since;
+      IF is_careful THEN
+        IF started > 0 AND skipped + taken.rows - started > 64 THEN
+          from_priority := taken.priority;
+          from_time := taken.since;
         END IF;
       END IF;
-      EXIT WHEN started > 0 AND took.rows - started < 2 * p_most + 64;  -- few rows passed: parking them is not worth it
-      looks := true;
-      IF took.rows = 0 THEN
+      EXIT WHEN started > 0 AND taken.rows - started < 2 * p_most + 64;  -- few rows passed: parking them is not worth it
+      is_careful := true;
+      IF taken.rows = 0 THEN
         EXIT WHEN (p_priority, p_from) = (0, '-infinity');
         p_priority := 0;  -- once more from the head: what was locked there may be free
         p_from := '-infinity';
-        past := 0;
-        passed := '{}';
+        skipped := 0;
+        skipped_keys := '{}';
         CONTINUE;
       END IF;
 
-      parked := dl_park(this, took.others, holders, p_priority, p_from, past + took.rows);
+      parked := dl_park(this_queue, taken.others, holders, p_priority, p_from, skipped + taken.rows);
       EXIT WHEN started > 0;
       IF clock_timestamp() > now() + interval '1 s' THEN
         look_again := true;
         EXIT;
       END IF;
       CONTINUE WHEN parked > 0;
-      off := dl_put_off(this, took.others, p_backoff_sec);
-      backoffs := nullif(coalesce(backoffs, 0) + coalesce(off, 0), 0);
-      CONTINUE WHEN off IS NULL OR off > 0;
-      IF NOT looked_twice THEN
-        looked_twice := true;
+      moved := dl_put_off(this_queue, taken.others, p_backoff_sec);
+      backoffs := nullif(coalesce(backoffs, 0) + coalesce(moved, 0), 0);
+      CONTINUE WHEN moved IS NULL OR moved > 0;
+      IF NOT has_tried_twice THEN
+        has_tried_twice := true;
         CONTINUE;  -- a key may have become free between the try at its lock and the look at why it failed
       END IF;
 
       -- Others have these rows locked, or the running rows of their keys. No notification follows: the caller comes back.
-      past := past + took.rows;
-      passed := took.others;
-      EXIT WHEN NOT took.more AND (p_priority, p_from) = (0, '-infinity');
+      skipped := skipped + taken.rows;
+      skipped_keys := taken.others;
+      EXIT WHEN NOT taken.more AND (p_priority, p_from) = (0, '-infinity');
     END LOOP;
 
     EXIT WHEN started > 0;
     is_late := due_at <= now() AND EXISTS (  -- others have these rows locked
       SELECT FROM dl_jobs
-       WHERE queue = this AND status = 'queued' AND blocked_on = 'time' AND available_at <= now());
+       WHERE queue = this_queue AND status = 'queued' AND blocked_on = 'time' AND available_at <= now());
     SELECT least(due_in, extract(epoch FROM next.at - clock_timestamp()),
-                 CASE WHEN past > 0 THEN least(1, greatest(0.1, past / 1000.0)) END,
+                 CASE WHEN skipped > 0 THEN least(1, greatest(0.1, skipped / 1000.0)) END,
                  CASE WHEN is_late THEN 1 END, CASE WHEN is_contended THEN 0.05 END) INTO due_in
       FROM (SELECT) one LEFT JOIN LATERAL (
         SELECT least(available_at, now() + interval '1 year') AS at FROM dl_jobs
-         WHERE queue = this AND status = 'queued' AND blocked_on = 'time' AND available_at > now()
+         WHERE queue = this_queue AND status = 'queued' AND blocked_on = 'time' AND available_at > now()
          ORDER BY queue, available_at LIMIT 1) next ON true;
     p_priority := 0;
     p_from := '-infinity';
     is_ordered := false;
-    turn := 0;
+    tier := 0;
     in_order := NULL;
     holders := NULL;
     batch := NULL;
-    looks := false;
-    looked_twice := false;
-    past := 0;
-    passed := '{}';
+    is_careful := false;
+    has_tried_twice := false;
+    skipped := 0;
+    skipped_keys := '{}';
   END LOOP;
 
   -- Claims that start no job free children (parents.sql): the first ones at once, so that others need not.

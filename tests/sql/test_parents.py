@@ -370,6 +370,8 @@ def test_a_claim_that_starts_a_job_leaves_the_children_to_one_that_starts_none(c
     assert (found.job, waiting(conn)) == (None, 1_200)
     assert found.due_in is not None
     assert found.due_in <= 0.05
+    freed(conn, "-1 h")
+    assert (idle.claim("other").due_in, waiting(conn)) == (1, 1_200)
     freed(conn, "0.9 s")
     lifecycle.step(idle.session, ["other"], 1, 0, None)
     assert waiting(conn) == 1_200

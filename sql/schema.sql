@@ -217,8 +217,8 @@ CREATE TABLE dl_queues (
   CONSTRAINT dl_queues_chk_queue CHECK (octet_length(queue) <= 512)
 );
 
--- Keys that became free while others had their first row locked, and parents that ended while others had rows of their
--- children locked: tried again once a second.
+-- Keys that became free while others had their first row locked, and parents of which children are left: others had
+-- these locked, or a step frees no more. Tried again when they are 0.7 s old.
 CREATE TABLE dl_freed (
   key_hash int,                                      -- a key, or
   since timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -226,7 +226,7 @@ CREATE TABLE dl_freed (
 );
 ALTER TABLE dl_freed REPLICA IDENTITY FULL;            -- no primary key: a publication FOR ALL TABLES would refuse a DELETE
 
--- The workers as each farm's keeper last showed them. For people only: no claim and no recovery reads it.
+-- The workers as each farm's keeper last showed them. For people only: no claim and no recovery depends on it.
 CREATE TABLE dl_workers (
   worker text PRIMARY KEY,                           -- as in dl_jobs.claimed_by
   farm text NOT NULL,                                -- the same for all children of one supervisor

@@ -66,6 +66,9 @@ def load(modules: Iterable[str]) -> None:
         import_users(name)
 
 
+_SUCH_AS = {"list_type": ', such as ["a"]', "dict_type": ', such as {"a": "b"}'}
+
+
 def validated(model: type[M], args: dict[str, Any]) -> M:
     """`args` as a pydantic model; raises PermanentError, which names each wrong argument and the right form."""
     faults = []
@@ -77,5 +80,6 @@ def validated(model: type[M], args: dict[str, Any]) -> M:
             if error["type"] == "extra_forbidden":
                 known = "" if len(error["loc"]) > 1 else f"; there are {', '.join(model.model_fields)}"
                 name, fault = name[:63], f"there is no such argument{known}"
+            fault += _SUCH_AS.get(error["type"], "")
             faults.append(f"{name}: {fault}")
     raise PermanentError("; ".join(faults))

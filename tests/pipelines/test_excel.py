@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from judging import Load, Rows
+from judging import TYPES, Load, Rows
 
 from dataloader.pipelines import Context, PermanentError, csv_table
 from dataloader.pipelines.csv_table import Target
@@ -127,6 +127,15 @@ def test_what_is_no_workbook_is_refused(tmp_path: Path) -> None:
 def test_an_empty_sheet_has_no_header(read: Read) -> None:
     with pytest.raises(PermanentError, match="the sheet March has no row behind skip_rows, so no header"):
         read()
+
+
+def test_a_sheet_with_a_header_alone_makes_a_table_without_rows(
+    read: Read, job: Load, rows: Rows, tmp_path: Path
+) -> None:
+    read(["id", "v"])
+    result = job("load.files", {"path": "f.xlsx", "table": "t", "key": ["id"]})
+    assert result.status == "succeeded", result.error
+    assert dict(rows(TYPES)) == {"id": "text", "v": "text"}
 
 
 def test_names_and_the_header_are_as_for_text(read: Read) -> None:

@@ -240,6 +240,7 @@ def test_a_type_is_a_guess_that_loses_nothing(values: list[str], type_: str, loa
             (b"id,a\n1,x\n", {"date_format": text}, ["date_format: should"])
             for text in ("d/m/y", "%d%m", "%Y-%W", "%Y-%m-%d %H:%M %Z", "%Y-%m-%d %I:%M", "%Y-%m-%d %H:%M %p", "%H:%M")
         ),
+        (b"id,a\n1,x\n", {"null": "NA"}, ['null: Input should be a valid list, such as ["a"]']),
         (b"id,a\n1,x\n", {"timezone": "Berlin"}, ["timezone: should be the name of a time zone"]),
         (b"id;a\n1;0.123\n", {"types": {"a": "numeric"}, "thousands": ".", "decimal": ","}, ["column a: not a number"]),
         ("id,a\n1,5\u200b\n".encode(), {"types": {"a": "int"}}, ["not a number because of the character U+200B"]),

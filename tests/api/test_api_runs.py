@@ -139,7 +139,7 @@ def test_a_bulk_insert_hides_no_run_and_no_order(client: FlaskClient, conn: db.C
     assert client.post(f"/api/v1/jobs/{ran(conn, end='failed')}/requeue").status_code == 200
     conn.execute(
         "INSERT INTO dl_job_events (job_id, queue, kind)"
-        " SELECT gen_random_uuid(), 'bulk', unnest('{queued, heartbeat}'::text[]) FROM generate_series(1, 6_000)"
+        " SELECT gen_random_uuid(), 'bulk', unnest('{queued, heartbeat}'::text[]) FROM generate_series(1, 6000)"
     )
     timeline, activity = client.get("/timeline").text, client.get("/activity").text
     assert WORKER in timeline

@@ -34,14 +34,33 @@ HEAD = '''"""The methods of the clients, made from dataloader/ops by `python -m 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, TypedDict, Unpack
+from functools import wraps
+from typing import Any, Concatenate, Literal, ParamSpec, TypedDict, TypeVar, Unpack, cast
 from uuid import UUID, uuid4
 
 {imports}
 from dataloader.model.kinds import OrderName
 from dataloader.queue.typed_args import Model
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def awaited(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
+    """A method of `Client`, which returns a coroutine in `AsyncClient`."""
+
+    @wraps(method)
+    async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await cast("Coroutine[Any, Any, R]", method(self, *args, **kwargs))
+
+    return call
+
+
+def iterated(method: Callable[Concatenate[Any, P], Iterator[R]]) -> Callable[Concatenate[Any, P], AsyncIterator[R]]:
+    """A method of `Client` that returns an iterator; in `AsyncClient` it is for `async for`."""
+    return cast("Callable[Concatenate[Any, P], AsyncIterator[R]]", method)
 
 
 def given(**fields: Any) -> dict[str, Any]:
@@ -71,6 +90,10 @@ class Operations:
     _pages: Any  # the rows of all pages of a list
     _total: Any  # repeats an operation until the end; the sum of a field of its answers
 '''
+AWAITED = '''
+class AsyncOperations:
+    """The same operations, awaited."""
+'''
 
 
 def text() -> str:
@@ -80,8 +103,11 @@ def text() -> str:
     imports = sorted({line for each in found for line in _imports(each)})
     kinds = sorted(words.values(), key=lambda kind: len(get_type_hints(kind)))
     dicts = [*(_typed_dict(kind, kinds) for kind in kinds), _trigger_fields()]
-    methods = [_method(each) for each in found if each.name not in BY_HAND]
-    parts = [HEAD.format(imports="\n".join(imports)), *dicts, BASE, *methods]
+    made = [each for each in found if each.name not in BY_HAND]
+    wrappers = {each.name: "iterated" if each.is_page else "awaited" for each in made}
+    waiting = [f"    {name} = {kind}(Operations.{name})" for name, kind in wrappers.items()]
+    head = HEAD.format(imports="\n".join(imports))
+    parts = [head, *dicts, BASE, *map(_method, made), AWAITED, *waiting, ""]
     return _formatted("\n".join(parts))
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, TypedDict, Unpack
+from functools import wraps
+from typing import Any, Concatenate, Literal, ParamSpec, TypedDict, TypeVar, Unpack, cast
 from uuid import UUID, uuid4
 
 from dataloader.model.farm import Database, Names, RemovedWebhook, Tested, Webhook, Webhooks, Worker, Workers
@@ -60,6 +61,24 @@ from dataloader.model.queues import (
 )
 from dataloader.model.runs import ArgsSchema, Bucket, ErrorGroups, ErrorNote, Pace, QueueRuns, Task, TaskRuns, Tasks
 from dataloader.queue.typed_args import Model
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def awaited(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
+    """A method of `Client`, which returns a coroutine in `AsyncClient`."""
+
+    @wraps(method)
+    async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await cast("Coroutine[Any, Any, R]", method(self, *args, **kwargs))
+
+    return call
+
+
+def iterated(method: Callable[Concatenate[Any, P], Iterator[R]]) -> Callable[Concatenate[Any, P], AsyncIterator[R]]:
+    """A method of `Client` that returns an iterator; in `AsyncClient` it is for `async for`."""
+    return cast("Callable[Concatenate[Any, P], AsyncIterator[R]]", method)
 
 
 def given(**fields: Any) -> dict[str, Any]:
@@ -576,3 +595,80 @@ class Operations:
     def retry_backfill(self, backfill: str) -> int:
         """Queue the failed and lost jobs of a backfill again, each with a fresh budget of attempts."""
         return self._total("POST /backfills/{backfill}/retry", BackfillRetried, _of(locals()), "changed")
+
+
+class AsyncOperations:
+    """The same operations, awaited."""
+
+    again = awaited(Operations.again)
+    jobs = iterated(Operations.jobs)
+    tally = awaited(Operations.tally)
+    suggest = awaited(Operations.suggest)
+    job = awaited(Operations.job)
+    status = awaited(Operations.status)
+    result = awaited(Operations.result)
+    family = awaited(Operations.family)
+    predict = awaited(Operations.predict)
+    job_events = iterated(Operations.job_events)
+    logs = iterated(Operations.logs)
+    cancel = awaited(Operations.cancel)
+    requeue = awaited(Operations.requeue)
+    run_now = awaited(Operations.run_now)
+    delete = awaited(Operations.delete)
+    cancel_jobs = awaited(Operations.cancel_jobs)
+    change_jobs = awaited(Operations.change_jobs)
+    preview = awaited(Operations.preview)
+    order_jobs = awaited(Operations.order_jobs)
+    queues = awaited(Operations.queues)
+    overview = awaited(Operations.overview)
+    keys = iterated(Operations.keys)
+    predict_queue = awaited(Operations.predict_queue)
+    queue_runs = awaited(Operations.queue_runs)
+    pause = awaited(Operations.pause)
+    resume = awaited(Operations.resume)
+    limit = awaited(Operations.limit)
+    set_queue = awaited(Operations.set_queue)
+    requeue_dead = awaited(Operations.requeue_dead)
+    delete_dead = awaited(Operations.delete_dead)
+    run_all = awaited(Operations.run_all)
+    kill_retries = awaited(Operations.kill_retries)
+    move = awaited(Operations.move)
+    limits = awaited(Operations.limits)
+    get_limit = awaited(Operations.get_limit)
+    set_limit = awaited(Operations.set_limit)
+    remove_limit = awaited(Operations.remove_limit)
+    workers = awaited(Operations.workers)
+    tasks = awaited(Operations.tasks)
+    task_runs = awaited(Operations.task_runs)
+    args_schema = awaited(Operations.args_schema)
+    names = awaited(Operations.names)
+    pace = awaited(Operations.pace)
+    events = awaited(Operations.events)
+    database = awaited(Operations.database)
+    errors = awaited(Operations.errors)
+    write_error_note = awaited(Operations.write_error_note)
+    webhooks = awaited(Operations.webhooks)
+    put_webhook = awaited(Operations.put_webhook)
+    remove_webhook = awaited(Operations.remove_webhook)
+    pause_webhook = awaited(Operations.pause_webhook)
+    resume_webhook = awaited(Operations.resume_webhook)
+    test_webhook = awaited(Operations.test_webhook)
+    schedules = awaited(Operations.schedules)
+    schedule = awaited(Operations.schedule)
+    add_schedule = awaited(Operations.add_schedule)
+    change_schedule = awaited(Operations.change_schedule)
+    remove_schedule = awaited(Operations.remove_schedule)
+    pause_schedule = awaited(Operations.pause_schedule)
+    resume_schedule = awaited(Operations.resume_schedule)
+    run_schedule = awaited(Operations.run_schedule)
+    backfills = awaited(Operations.backfills)
+    backfill = awaited(Operations.backfill)
+    partitions = iterated(Operations.partitions)
+    add_backfill = awaited(Operations.add_backfill)
+    try_backfill = awaited(Operations.try_backfill)
+    set_backfill = awaited(Operations.set_backfill)
+    remove_backfill = awaited(Operations.remove_backfill)
+    pause_backfill = awaited(Operations.pause_backfill)
+    resume_backfill = awaited(Operations.resume_backfill)
+    cancel_backfill = awaited(Operations.cancel_backfill)
+    retry_backfill = awaited(Operations.retry_backfill)

@@ -2,8 +2,9 @@
 
 Statements and functions in SQL, checks, options and the client's fields follow: a text of sql/ names a list of fields
 as {fields.NAME}, which `filled` puts in. Filters of lists follow, too, and with a line in model.jobs.Template the words
-of schedules and backfills. A new field also needs its column in sql/schema.sql and a migration, a parameter of
-new_job.enqueue, and a line in model/jobs.py where it is shown. tests/unit/test_fields.py names places that differ.
+of schedules and backfills. A new field also needs its column in sql/schema.sql and a migration, its bound in
+dl_jobs_check, a parameter of new_job.enqueue, and a line in model/jobs.py where it is shown. tests/unit/test_fields.py
+names places that differ.
 """
 
 from __future__ import annotations

@@ -99,8 +99,8 @@ BEFORE = "BEFORE UPDATE"
 @pytest.mark.parametrize(
     ("prepare", "end", "reason"),
     [
-        (None, Finish("retry", "e", delay_sec=math.inf), "interval out of range"),
-        (None, Finish("retry", "e", delay_sec=1e300), "interval out of range"),
+        (None, Finish("retry", "e", delay_sec=math.inf), "out of range"),
+        (None, Finish("retry", "e", delay_sec=1e300), "out of range"),
         (None, Finish("hand_back", "e", delay_sec=math.nan), ""),
         (None, Finish("succeed", result='"\\u0000"'), "unsupported Unicode escape sequence"),
         (None, Finish("succeed", result='{"a": 1e999999}'), "value overflows numeric format"),

@@ -358,8 +358,7 @@ SELECT event_id, dl_readable(ts) AS ts, kind, payload::text AS payload FROM dl_j
 
 -- name: last_events
 -- The newest of the farm's journal, the newest first.
-SELECT event_id, job_id, queue, dl_readable(ts) AS ts, kind, payload::text AS payload FROM (
-  SELECT * FROM dl_job_events ORDER BY event_id DESC LIMIT 10000) e
+SELECT event_id, job_id, queue, dl_readable(ts) AS ts, kind, payload::text AS payload FROM dl_job_events
  WHERE %(queue)s::text IS NULL OR queue = %(queue)s ORDER BY event_id DESC LIMIT %(limit)s;
 
 -- name: next_events

@@ -70,6 +70,15 @@ def test_a_page_reads_what_it_shows(conn: Conn) -> None:
             assert read(conn, lambda wanted=wanted: stats.jobs(conn, wanted, 50)) < 1_000, (statistics, wanted)
 
 
+def test_the_newest_rows_of_a_quiet_queues_journal_stand_behind_many_of_others(conn: Conn) -> None:
+    enqueue(conn, queue="quiet")
+    conn.execute(
+        "INSERT INTO dl_job_events (job_id, queue, kind)"
+        " SELECT gen_random_uuid(), 'loud', 'note' FROM generate_series(1, 10000)"
+    )
+    assert [event["kind"] for event in stats.latest_events(conn, None, 5, "quiet")] == ["queued"]
+
+
 def read(conn: Conn, question: Callable[[], Any]) -> int:
     """How many rows of the table a question has looked at."""
     rows = (

@@ -48,7 +48,7 @@ _CANCEL_SEC = 5.0  # for the server to end a statement
 _COPIED_AT_ONCE = 2**16  # characters in one message to the server
 _BATCH_SIZE = 2**22  # characters: a batch is kept until PostgreSQL has checked it, so long records are fewer
 _RECORD_SIZE = 100  # beside its characters
-_REPEATED_ROWS = 2_000  # in a batch that may have wrong rows, for each of these costs a repetition
+_REPEATED_ROWS = 2_000  # in a batch behind many wrong rows, for each of these costs a repetition of its batch
 _RECORD, _LINE_ENDS = re.compile('(?:[^"\n]++|"[^"]*+")*+\n'), re.compile("\r\n?|\n")
 _COUNTS = ("inserted", "updated", "unchanged", "deleted", "duplicate_keys", "rejected")
 _BITS = {"smallint": 16, "integer": 32, "bigint": 64}
@@ -518,7 +518,7 @@ class Table:
     ) -> None:
         """A lasting staging table is there for the other transactions of its job too."""
         self.is_done, self.copied = False, 0  # whether `copy` has come to the end of the records; the rows until then
-        self.batch_rows = min(wanted.batch_rows, _REPEATED_ROWS) if wanted.max_errors else wanted.batch_rows
+        self.batch_rows = wanted.batch_rows
         self.conn, self._check = conn, context.check
         self._wanted, self._source, self._staging = wanted, source, staging_of(context.job_id)
         self._sent: list[tuple[int, Text]] = []  # to a COPY that failed, with the numbers by which people know them
@@ -739,6 +739,9 @@ class Table:
                 self._copy(good)  # PostgreSQL checks records in their order
                 rejects.append((number, Rejected(self._reason(e, match[2]), str(text))))
                 rows = behind + left
+        # Larger batches are quicker until they have wrong rows.
+        rows_next = max(_REPEATED_ROWS, self.batch_rows // 2) if rejects else self.batch_rows * 2
+        self.batch_rows = min(rows_next, self._wanted.batch_rows)
         if rejects:
             self._reject(sorted(rejects))
 

@@ -22,9 +22,9 @@ import zlib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from fnmatch import fnmatch
 from importlib import import_module
 from itertools import count, islice
@@ -442,7 +442,7 @@ def _cutter(delimiter: str) -> Callable[[str], list[str]]:
 class _Shape:
     """How the records of one entry become those of the table."""
 
-    def __init__(self, source: Source, names: list[str], whole: Shaped, constants: dict[str, str]) -> None:
+    def __init__(self, source: Source, names: list[str], whole: Shaped, constants: dict[str, Any]) -> None:
         self._delimiter, self._names, self._whole = source.delimiter, names, whole
         mark = re.escape(source.delimiter)
         self._cut = _cutter(source.delimiter)
@@ -469,7 +469,9 @@ class _Shape:
         self.is_plain, self.is_plain_quoted = (
             re.compile(mark.join(patterns)).fullmatch if is_same else lambda text: None for patterns in (bare, quoted)
         )
-        self.tail = "".join(out + csv_file.field(constants[name], out) for name in whole.columns if name in constants)
+        self.tail = "".join(
+            out + csv_file.field(str(constants[name]), out) for name in whole.columns if name in constants
+        )
         self.lines = len(whole.lines)
         # The columns of a file of Arrow, if their values pass as they are.
         self.places = [at for _, at, reader in self._order if at is not None and not (reader or words)]
@@ -528,7 +530,7 @@ class Shaped(Source):
     def __init__(self, wanted: Files, context: Context) -> None:
         """Read the header and a sample of each file; raises PermanentError where they do not fit each other."""
         super().__init__(wanted.path)
-        self.wanted, self._now = wanted, datetime.now(UTC).isoformat()
+        self.wanted, self._now = wanted, datetime.now(UTC)
         self._stack = ExitStack()
         self._begins, self._sizes = list[int](), list[int]()  # of the entries, in bytes as they are packed
         self._versions: list[list[Any]] = []  # of the files, when their headers were read
@@ -709,17 +711,28 @@ class Shaped(Source):
         self._bases.append((base, source))
         entry = self._entries[at]
         words = {"now": self._now, "file": entry.name}
-        constants = {name: value for name, value in entry.partition.items() if name not in names}
+        constants: dict[str, Any] = {name: value for name, value in entry.partition.items() if name not in names}
         constants |= {name: words[what] for name, what in self.wanted.add.items() if what != "line"}
         self._shape = _Shape(source, names, self, constants)
-        is_whole = len(self._shape.places) == len(self.columns)
+        added = [self._typed_value(name, constants[name]) for name in self.columns if name in constants]
+        is_whole = len(self._shape.places) + len(added) == len(self.columns)
         if self._most and is_whole and isinstance(source, parquet.ArrowFile):
-            source.stored, source.chosen = self.stored, self._shape.places
+            source.stored, source.chosen, source.added = self.stored, self._shape.places, added
             return source.items(place or source.begin, self._most)
         if self._most and self._shape.fields and isinstance(source, CsvFile):
             source.pass_in_blocks(self._shape.fields)
             return source.items(place or source.begin, self._most)
         return source.records(place or source.begin)
+
+    def _typed_value(self, name: str, value: Any) -> Any:
+        """A constant as a value of its column's type, where PostgreSQL reads the text in one way."""
+        kind = kind_of(self.existing.get(name) or self.columns[name])
+        with suppress(ValueError):
+            if kind == "integer" and re.fullmatch("-?[0-9]+", str(value)):
+                return int(value)
+            if kind == "date" and re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", str(value)):
+                return date.fromisoformat(value)
+        return None if value == "" else value
 
     def _all(self, records: Iterator[tuple[int, Item]]) -> Iterator[tuple[int, Item]]:
         while True:

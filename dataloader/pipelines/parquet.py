@@ -52,6 +52,7 @@ class ArrowFile(FileSource):
 
     kind: str  # of file, for people
     chosen: Sequence[int] | None = None  # the places of the columns that `items` gives; by default all
+    added: Sequence[Any] = ()  # the values of further columns, the same in each row
     _reading: Generator[tuple[int, Item], None, None] | None = None
 
     def __init__(self, path: str, descriptor: int, file: BinaryIO, wanted: Target | None = None) -> None:
@@ -83,9 +84,17 @@ class ArrowFile(FileSource):
         from dataloader.pipelines.binary_copy import ahead
 
         batches = (batch.select(self.chosen or range(len(self.columns))) for batch in self._batches(self._count))
-        for batch in ahead(copied(batches, size, self.stored, self._block)):
+        for batch in ahead(copied(map(self._whole, batches), size, self.stored, self._block)):
             yield self._counted_batch(batch)
         self._require_all()
+
+    def _whole(self, batch: Any) -> Any:
+        """The batch with the added columns behind its own."""
+        import pyarrow
+
+        added = [pyarrow.repeat(pyarrow.scalar(value), batch.num_rows) for value in self.added]
+        names = [str(at) for at in range(batch.num_columns + len(added))]
+        return pyarrow.RecordBatch.from_arrays([*batch.columns, *added], names)
 
     def _block(self, batch: Any) -> Block:
         with self._readable():

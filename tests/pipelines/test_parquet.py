@@ -187,3 +187,26 @@ def test_load_files_names_a_bad_row(job: Load, arrow: Any, written: Callable[...
     written(id=[1, 2, 3], v=arrow.array([None, [1.5], [float("nan")]], arrow.list_(arrow.float64())))
     wanted = {"path": "f.parquet", "table": "t", "key": ["id"], "batch_rows": 2}
     fails_for_good(job("load.files", wanted), "f.parquet, row 3: column v: ")
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_columns_of_folders_and_added_ones_are_copied_in_binary(
+    job: Load, rows: Rows, written: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool
+) -> None:
+    texts: list[Any] = []  # that come by the way of text
+    monkeypatch.setattr("dataloader.pipelines.csv_table.Table._copy", lambda self, items: texts.extend(items))
+    days = ("2026-03-01", "__HIVE_DEFAULT_PARTITION__")
+    for number, day in enumerate(days):
+        folder = tmp_path / "in" / f"day={day}" / "n=7" / "of=a%20b"
+        folder.mkdir(parents=True)
+        written(id=[number])
+        (tmp_path / "f.parquet").rename(folder / "f.parquet")
+    if not is_new:
+        rows("CREATE TABLE t (id int PRIMARY KEY, day date, n text, of text, at timestamptz, path text)")
+    args = {"path": "in", "table": "t", "key": ["id"], "add": {"at": "now", "path": "file"}}
+    result = job("load.files", args, max_attempts=1)
+    assert (result.status, texts) == ("succeeded", []), result.error
+    assert rows("SELECT id::int, day::text, n::text, of, at <= now(), path FROM t ORDER BY id") == [
+        (0, days[0], "7", "a b", True, f"in/day={days[0]}/n=7/of=a%20b/f.parquet"),
+        (1, None, "7", "a b", True, f"in/day={days[1]}/n=7/of=a%20b/f.parquet"),
+    ]

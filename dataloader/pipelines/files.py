@@ -728,7 +728,7 @@ class Shaped(Source):
         """A constant as a value of its column's type, where PostgreSQL reads the text in one way."""
         kind = kind_of(self.existing.get(name) or self.columns[name])
         with suppress(ValueError):
-            if kind == "integer" and re.fullmatch("-?[0-9]+", str(value)):
+            if kind == "integer" and re.fullmatch("-?[0-9]{1,18}", str(value)):
                 return int(value)
             if kind == "date" and re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", str(value)):
                 return date.fromisoformat(value)

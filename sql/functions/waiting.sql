@@ -109,9 +109,12 @@ BEGIN
     DELETE FROM dl_freed WHERE ctid = ANY (ARRAY(
       SELECT ctid FROM dl_freed WHERE since < clock_timestamp() - interval '0.7 s' LIMIT 100 FOR UPDATE SKIP LOCKED))
     RETURNING key_hash, parent_id)
-  SELECT array_agg(DISTINCT key_hash), array_agg(DISTINCT parent_id) INTO freed, parents FROM again;
+  SELECT array_agg(DISTINCT key_hash) FILTER (WHERE key_hash IS NOT NULL),
+         array_agg(DISTINCT parent_id) FILTER (WHERE parent_id IS NOT NULL) INTO freed, parents FROM again;
   PERFORM dl_unpark(freed);
-  PERFORM dl_resolve(parents);
+  IF parents IS NOT NULL THEN
+    PERFORM dl_resolve(parents);
+  END IF;
 END
 $$;
 

@@ -82,6 +82,11 @@ class Signals:
             drain_pipe(self._read)
         return [fd for fd in ready if fd != self._read]
 
+    def ignore(self) -> None:
+        """At the end of a program: another order changes nothing; Python's own end would let it kill the process."""
+        for number in self._watched:
+            signal.signal(number, signal.SIG_IGN)
+
     def forget(self) -> None:
         """In a child after fork: undo everything, so that the child may install its own."""
         signal.set_wakeup_fd(-1)

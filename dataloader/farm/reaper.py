@@ -70,6 +70,7 @@ def main(settings: Settings, dsn: str) -> int:
     except migrations.SchemaError as e:
         log.error("reaper.schema.refused", error=str(e))
         return EXIT_CANNOT_START
+    signals.ignore()
     log.info("reaper.stopped")
     return EXIT_OK
 

@@ -125,6 +125,7 @@ class Supervisor:
         gc.freeze()  # collectors skip the present objects, so that their pages stay shared
         while not self._tick():
             self.signals.wait(self._pause())
+        self.signals.ignore()
         self._log.info("supervisor.stopped", exit_status=self.exit_status)
         return self.exit_status
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -331,3 +332,21 @@ def test_a_note_whose_writer_was_killed_in_the_middle_is_begun_anew(monkeypatch:
         with pytest.raises(InterruptedError), note.changed() as told:
             told.update(text="short")
     assert as_process(lambda: outage(note).failed("worker.claim.failed", ERROR)) == [LOST]
+
+
+LATE = """
+import os, signal
+from dataloader.farm.process import Signals
+
+class Late:  # Python calls this when it has given the signals back, at the end of a program
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGTERM):
+        kill(pid, number)
+
+late, signals = Late(), Signals((signal.SIGTERM,))
+{}
+"""
+
+
+@pytest.mark.parametrize(("end", "code"), [("signals.ignore()", 0), ("", -signal.SIGTERM)])
+def test_an_order_at_the_end_of_a_program_does_not_kill_it(end: str, code: int) -> None:
+    assert subprocess.run([sys.executable, "-c", LATE.format(end)], check=False).returncode == code

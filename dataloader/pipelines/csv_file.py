@@ -45,7 +45,7 @@ _RECOGNIZED_CHARACTERS = 2**14  # of each of them
 _CONTROLS = re.compile("[\x80-\x9f]")  # no text has them
 _CONTROL = "the control character U+{:04X}{{}}; encoding may be another one, such as cp1252"
 _OTHER_UTF8 = "is utf-8 text{{}}; encoding should be utf-8, not {}"
-_ONE_BYTE = ("cp125", "cp8", "iso8859", "koi8", "mac")  # encodings whose texts are no UTF-8 by chance
+_ONE_BYTE = ("cp125", "iso8859", "koi8", "mac")  # encodings whose texts are hardly UTF-8 by chance, as those of DOS are
 _BEHIND = (
     "text behind the closing quote{}; quotes within quotes should be doubled, or escape should name the mark before"
     " them, and max_errors rejects rows"

@@ -442,7 +442,7 @@ def _cutter(delimiter: str) -> Callable[[str], list[str]]:
 class _Shape:
     """How the records of one entry become those of the table."""
 
-    def __init__(self, source: Source, names: list[str], whole: Shaped, constants: dict[str, Any]) -> None:
+    def __init__(self, source: Source, names: list[str], whole: Shaped, constants: dict[str, str]) -> None:
         self._delimiter, self._names, self._whole = source.delimiter, names, whole
         mark = re.escape(source.delimiter)
         self._cut = _cutter(source.delimiter)
@@ -469,9 +469,7 @@ class _Shape:
         self.is_plain, self.is_plain_quoted = (
             re.compile(mark.join(patterns)).fullmatch if is_same else lambda text: None for patterns in (bare, quoted)
         )
-        self.tail = "".join(
-            out + csv_file.field(str(constants[name]), out) for name in whole.columns if name in constants
-        )
+        self.tail = "".join(out + csv_file.field(constants[name], out) for name in whole.columns if name in constants)
         self.lines = len(whole.lines)
         # The columns of a file of Arrow, if their values pass as they are.
         self.places = [at for _, at, reader in self._order if at is not None and not (reader or words)]
@@ -530,7 +528,7 @@ class Shaped(Source):
     def __init__(self, wanted: Files, context: Context) -> None:
         """Read the header and a sample of each file; raises PermanentError where they do not fit each other."""
         super().__init__(wanted.path)
-        self.wanted, self._now = wanted, datetime.now(UTC)
+        self.wanted, self._now = wanted, datetime.now(UTC).isoformat()
         self._stack = ExitStack()
         self._begins, self._sizes = list[int](), list[int]()  # of the entries, in bytes as they are packed
         self._versions: list[list[Any]] = []  # of the files, when their headers were read
@@ -711,7 +709,7 @@ class Shaped(Source):
         self._bases.append((base, source))
         entry = self._entries[at]
         words = {"now": self._now, "file": entry.name}
-        constants: dict[str, Any] = {name: value for name, value in entry.partition.items() if name not in names}
+        constants = {name: value for name, value in entry.partition.items() if name not in names}
         constants |= {name: words[what] for name, what in self.wanted.add.items() if what != "line"}
         self._shape = _Shape(source, names, self, constants)
         added = [self._typed_value(name, constants[name]) for name in self.columns if name in constants]
@@ -724,15 +722,15 @@ class Shaped(Source):
             return source.items(place or source.begin, self._most)
         return source.records(place or source.begin)
 
-    def _typed_value(self, name: str, value: Any) -> Any:
+    def _typed_value(self, name: str, value: str) -> Any:
         """A constant as a value of its column's type, where PostgreSQL reads the text in one way."""
         kind = kind_of(self.existing.get(name) or self.columns[name])
         with suppress(ValueError):
-            if kind == "integer" and re.fullmatch("-?[0-9]{1,18}", str(value)):
+            if kind == "integer" and re.fullmatch("-?[0-9]{1,18}", value):
                 return int(value)
-            if kind == "date" and re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", str(value)):
+            if kind == "date" and re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", value):
                 return date.fromisoformat(value)
-        return None if value == "" else value
+        return datetime.fromisoformat(value) if kind == "timestamptz" and value is self._now else value or None
 
     def _all(self, records: Iterator[tuple[int, Item]]) -> Iterator[tuple[int, Item]]:
         while True:

@@ -364,7 +364,8 @@ def test_files_of_s3_are_loaded_and_no_copy_is_left(job: Load, rows: Rows, tmp_p
 @pytest.mark.usefixtures("lake")
 def test_an_error_names_the_file_of_s3(job: Load, tmp_path: Path) -> None:
     result = job("load.files", {"path": "a.csv", "source": "lake", "table": "t", "key": ["nr"]})
-    assert (result.status, result.error) == ("failed", "key: nr should be among the columns: id")
+    columns = "the columns of a.csv: id; is the delimiter right, and skip_rows?"
+    assert (result.status, result.error) == ("failed", f"key: nr should be among {columns}")
     assert not list(tmp_path.glob(".dl_remote/*"))
 
 

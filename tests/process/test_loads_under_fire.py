@@ -127,7 +127,7 @@ class Fire:
 
     @contextmanager
     def watched(self) -> Iterator[list[Any]]:
-        """What readers see meanwhile: each state once."""
+        """Collects the states that a reader sees meanwhile, each once."""
         seen: list[Any] = []
         is_over = threading.Event()
 

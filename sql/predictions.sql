@@ -70,7 +70,7 @@ SELECT task, seconds FROM dl_durations WHERE task = ANY (%(tasks)s);
 SELECT count(*) FILTER (WHERE is_of_today) AS predictions,
        percentile_cont(0.5) WITHIN GROUP (ORDER BY missed / took) FILTER (WHERE is_of_today) AS error,
        avg((ended_at BETWEEN earliest AND latest)::int) FILTER (WHERE is_of_today)::float8 AS within,
-       array_agg(took / plain_sec) FILTER (WHERE plain_sec > 0) AS ratios
+       array_agg(took / greatest(plain_sec, 0.001)) FILTER (WHERE plain_sec > 0) AS ratios
   FROM (SELECT *, greatest(extract(epoch FROM dl_readable(ended_at) - dl_readable(made_at)), 0.001)::float8 AS took,
                abs(extract(epoch FROM dl_readable(ended_at) - dl_readable(ends_at)))::float8 AS missed,
                ended_at > now() - interval '1 day' AS is_of_today

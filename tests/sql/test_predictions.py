@@ -488,3 +488,12 @@ def test_a_time_whose_distance_is_no_interval_spoils_no_prediction(conn: Conn, a
         (at, at, at),
     )
     assert predictions.outlook(conn, "q").accuracy is not None
+
+
+def test_a_predicted_second_that_is_almost_zero_spoils_no_prediction(conn: Conn) -> None:
+    """A day divided by it is beyond the range of a float8."""
+    conn.execute(
+        "INSERT INTO dl_predictions (job_id, queue, made_at, ends_at, earliest, latest, plain_sec, ended_at)"
+        " VALUES (gen_random_uuid(), 'q', now() - interval '1 day', now(), now(), now(), 5e-324, now())"
+    )
+    assert predictions.outlook(conn, "q").accuracy["predictions"] == 1

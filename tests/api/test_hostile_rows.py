@@ -170,8 +170,9 @@ def test_no_row_hurts_another_job_a_worker_a_duty_or_a_page(
             if (status := client.get(address).status_code) >= 500:
                 hurt.append(f"{number} {address}: {status}")
         for job_id in rows.jobs[:SEEN]:
-            if client.post(f"/api/v1/jobs/{job_id}/cancel").status_code != 200:
-                hurt.append(f"{number} cancel {job_id}")
+            reply = client.post(f"/api/v1/jobs/{job_id}/cancel")
+            if reply.status_code != 200:
+                hurt.append(f"{number} cancel {job_id}: {reply.status_code} {reply.text[:300]}")
         conn.execute("DELETE FROM dl_jobs")
         _empty(conn)
     print(rows.counts, len(hand.aside), "set aside")

@@ -171,8 +171,8 @@ def test_no_row_hurts_another_job_a_worker_a_duty_or_a_page(
                 hurt.append(f"{number} {address}: {status}")
         for job_id in rows.jobs[:SEEN]:
             reply = client.post(f"/api/v1/jobs/{job_id}/cancel")
-            is_there = conn.execute("SELECT FROM dl_jobs WHERE job_id = %s", (job_id,)).fetchone()  # else it was pruned
-            if reply.status_code != (200 if is_there else 404):
+            is_pruned = not conn.execute("SELECT job_id FROM dl_jobs WHERE job_id = %s", (job_id,)).fetchone()
+            if reply.status_code != (404 if is_pruned else 200):
                 hurt.append(f"{number} cancel {job_id}: {reply.status_code} {reply.text[:300]}")
         conn.execute("DELETE FROM dl_jobs")
         _empty(conn)

@@ -14,9 +14,9 @@ CREATE TRIGGER dl_jobs_place BEFORE INSERT OR UPDATE OF status, available_at ON 
 ALTER INDEX IF EXISTS ix_dl_jobs_claim RENAME TO ix_dl_jobs_claim_old;
 
 -- name: misplaced
--- In the place of {misplaced}: a row of before that is not ready yet, or has ended without a time.
+-- In the place of {misplaced}: a row of before that is not ready yet, has ended without a time, or has a time and goes on.
 (status = 'queued' AND blocked_on IS NULL AND available_at > clock_timestamp()
- OR status NOT IN ('queued', 'running') AND finished_at IS NULL)
+ OR (status IN ('queued', 'running')) = (finished_at IS NOT NULL))
 
 -- name: unplaced
 SELECT job_id FROM dl_jobs WHERE {misplaced};
@@ -25,8 +25,9 @@ SELECT job_id FROM dl_jobs WHERE {misplaced};
 -- A job has ended, as far as is known, with its last sign of life. No trigger is fired.
 WITH done AS (
   UPDATE dl_jobs SET
-         blocked_on = CASE status WHEN 'queued' THEN 'time' END,
-         finished_at = CASE WHEN status <> 'queued' THEN greatest(created_at, started_at, heartbeat_at) ELSE finished_at END
+         blocked_on = CASE WHEN status = 'queued' AND available_at > clock_timestamp() THEN 'time' END,
+         finished_at = CASE WHEN status NOT IN ('queued', 'running')
+                            THEN coalesce(finished_at, greatest(created_at, started_at, heartbeat_at)) END
    WHERE job_id IN (SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) AND {misplaced} FOR NO KEY UPDATE SKIP LOCKED)
   RETURNING job_id)
 SELECT (SELECT array_agg(job_id) FROM done) AS done,

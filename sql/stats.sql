@@ -394,7 +394,7 @@ SELECT j.*, {at} AS changed_at FROM dl_jobs j
 
 -- name: edge
 -- When the last of the next `scan` jobs of a source changed: a page looks no further back. Index-only.
-SELECT {at} AS changed_at FROM dl_jobs j WHERE {of} AND {at} >= %(since)s AND {at} <= %(until)s
+SELECT {at} AS changed_at FROM dl_jobs j WHERE {of} AND {at} >= %(since)s AND {at} < %(until)s
  ORDER BY {at} DESC OFFSET %(scan)s - 1 LIMIT 1;
 
 -- name: listed

@@ -41,13 +41,11 @@ BEGIN
 END
 $$;
 
--- Where an inserted row stands. An ended job has a finished_at, for retention goes by that.
+-- Where an inserted row stands. An ended job and no other has a finished_at: retention and lists go by that.
 CREATE OR REPLACE FUNCTION dl_jobs_place() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   NEW.blocked_on := CASE WHEN NEW.status = 'queued' AND NEW.available_at > now() THEN 'time' END;
-  IF NEW.status NOT IN ('queued', 'running') THEN
-    NEW.finished_at := coalesce(NEW.finished_at, now());
-  END IF;
+  NEW.finished_at := CASE WHEN NEW.status NOT IN ('queued', 'running') THEN coalesce(NEW.finished_at, now()) END;
   RETURN NEW;
 END
 $$;
@@ -149,8 +147,7 @@ BEGIN
          attempt = CASE WHEN is_back AND j.attempt = OLD.attempt THEN 0 ELSE j.attempt END,
          cancel_requested = j.cancel_requested AND NOT (is_back AND OLD.cancel_requested),
          cancel_forced = j.cancel_forced AND NOT is_back,
-         finished_at = CASE WHEN j.status IN ('queued', 'running') THEN CASE WHEN NOT is_back THEN j.finished_at END
-                            ELSE coalesce(j.finished_at, now()) END,
+         finished_at = CASE WHEN j.status NOT IN ('queued', 'running') THEN coalesce(j.finished_at, now()) END,
          available_at = CASE WHEN j.status NOT IN ('queued', 'running') AND OLD.blocked_on = 'parent'
                              THEN least(j.available_at, now()) ELSE j.available_at END,
          score = coalesce(j.score, place.score)
@@ -166,7 +163,7 @@ BEGIN
    WHERE j.ctid = place.at
      AND (is_back OR j.status <> 'running' AND j.claimed_by IS NOT NULL
           OR j.blocked_on IS DISTINCT FROM place.blocked_on OR place.score IS NOT NULL
-          OR j.status NOT IN ('queued', 'running') AND j.finished_at IS NULL);
+          OR (j.status IN ('queued', 'running')) = (j.finished_at IS NOT NULL));
   -- The error of a service that knows no groups.
   IF NEW.error IS DISTINCT FROM OLD.error AND NEW.journaled = OLD.journaled
      AND NEW.error_group IS NOT DISTINCT FROM OLD.error_group THEN

@@ -121,6 +121,7 @@ def pages(conn: Conn, wanted: Wanted, limit: int = 50, scan: int | None = None) 
     while True:
         page = stats.jobs(conn, wanted, limit, after, scan)
         assert len(page.jobs) <= limit
+        assert page.next is None or page.next != after
         found += page.jobs
         if (after := page.next) is None:
             return found

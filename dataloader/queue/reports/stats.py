@@ -64,7 +64,7 @@ _CHANGED = "{changed_at}"
 _SOURCES: dict[str, tuple[str, frozenset[str]]] = {
     "of_finished": ("finished_at", frozenset(map(str, FINAL))),
     "of_dead": ("finished_at", frozenset(map(str, DEAD))),
-    "of_running": ("started_at", frozenset({"running"})),
+    "of_running": ("coalesce(started_at, created_at)", frozenset({"running"})),
     "of_queued": ("created_at", QUEUED),
     "of_retries": ("created_at", QUEUED),
     "of_near": (_CHANGED, frozenset(TALLIED)),
@@ -464,14 +464,13 @@ def _by_change(
         sources = [each for each in _sources(wanted.status) if _SOURCES[each][1] & set(kinds)]
         sources, named = searched(conn, wanted, sources)
         asked |= named
-        if scan is not None:
-            db.by_index(conn, sorts=any(each in _SORTED for each in sources))
-            edges = [db.rows(conn, _edge(each), asked, prepare=False) for each in sources if each not in _WHOLE]
-            edge = max((row["changed_at"] for found in edges for row in found), default=None)
+        db.by_index(conn, bitmaps="of_args" in sources, sorts=all(each in _SORTED for each in sources))
+        if scan is not None and (timed := [each for each in sources if each not in _WHOLE]):
+            edges = db.rows(conn, _all(_edge, timed), asked, prepare=False)
+            edge = max((row["changed_at"] for row in edges), default=None)
             asked["since"] = edge or asked["since"]
-        for source in sources:
-            db.by_index(conn, bitmaps=source == "of_args", sorts=source in _SORTED)
-            rows += db.rows(conn, _listed(source), asked, prepare=False)
+        if sources:
+            rows = db.rows(conn, _all(_listed, sources), asked, prepare=False)
     rows.sort(key=itemgetter("changed_at", "job_id"), reverse=True)
     return _page(rows, limit, lambda row: row["changed_at"].isoformat(), edge.isoformat() if edge else None)
 
@@ -565,6 +564,11 @@ def _source(name: str, text: str = "source") -> str:
     """A source's SQL, filtered by queue if its index has one."""
     of = f"{_SEARCH[name]} AND {_SEARCH['of_queue']}" if name in ("of_dead", "of_retries") else _SEARCH[name]
     return _SQL[text].replace("{of}", of).replace("{at}", _SOURCES[name][0])
+
+
+def _all(statement: Callable[[str], str], sources: Iterable[str]) -> str:
+    """The statement for all of these sources, in one snapshot: a job that changes meanwhile is in one of them."""
+    return " UNION ALL ".join(f"({statement(each)})" for each in sources)
 
 
 @cache

@@ -85,7 +85,7 @@ DECLARE
   merges int;         -- dl_lock_heads' p_merge_limit
   dead_hold boolean;  -- a dead job keeps its key
   due_at timestamptz;
-  freed_at timestamptz;  -- the earliest of dl_freed
+  freed_at timestamptz;  -- the earliest of some rows of dl_freed
   is_late boolean;
   taken record;
   heads tid[];        -- the rows of in_order, which dl_lock_heads has chosen
@@ -128,7 +128,7 @@ BEGIN
     SELECT (SELECT paused_at IS NOT NULL FROM dl_queues WHERE queue = this_queue),
            (SELECT available_at FROM dl_jobs WHERE queue = this_queue AND status = 'queued' AND blocked_on = 'time'
              ORDER BY queue, available_at LIMIT 1),
-           (SELECT min(since) FROM dl_freed)
+           (SELECT min(since) FROM (SELECT since FROM dl_freed LIMIT 100) first)
       INTO is_paused, due_at, freed_at;
     IF is_paused IS NOT NULL THEN
       IF is_paused THEN

@@ -170,7 +170,8 @@ BEGIN
   SELECT DISTINCT parent, clock_timestamp() - CASE WHEN tries = 3 THEN interval '0' ELSE interval '0.65 s' END
     FROM unnest(ended) parent WHERE EXISTS (SELECT FROM {schema}.dl_concerned(ARRAY[parent], 1));
   IF FOUND THEN  -- the idle workers of one queue are enough
-    PERFORM pg_notify('dl_jobs', queue) FROM {schema}.dl_workers WHERE state = 'idle' AND octet_length(queue) < 8000 LIMIT 1;
+    PERFORM pg_notify('dl_jobs', queue) FROM {schema}.dl_workers
+      WHERE state = 'idle' AND seen_at > now() - interval '30 s' AND octet_length(queue) < 8000 LIMIT 1;
   END IF;
 END
 $$;

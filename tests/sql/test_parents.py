@@ -383,9 +383,11 @@ def test_a_claim_that_starts_a_job_leaves_the_children_to_one_that_starts_none(c
 
 
 def test_an_end_with_many_children_wakes_idle_workers(conn: Conn, worker: Worker) -> None:
-    """They sleep for as long as nobody notifies them."""
+    """They sleep for as long as nobody notifies them; a host that is gone has left its workers' rows."""
     enqueue_many(conn, [NewJob("p", "t", "root"), *(NewJob("p", "t", f"{n}", depends_on=[0]) for n in range(600))])
     shown = "INSERT INTO dl_workers (worker, farm, host, pid, queue, state) VALUES (%s, 'f', 'h', 1, %s, %s)"
+    conn.execute(shown, ("gone", "gone", "idle"))
+    conn.execute("UPDATE dl_workers SET seen_at = now() - interval '1 h'")
     conn.execute(shown, ("one", "busy", "busy"))
     conn.execute(shown, ("two", "q", "idle"))
     worker.notes()

@@ -396,6 +396,15 @@ def test_a_claim_leaves_a_freed_key_to_the_claim_that_tries_it(conn: Conn, one: 
         assert step(two, 1).due_in == 1
 
 
+def test_a_claim_that_starts_a_job_reads_few_of_many_freed_keys(conn: Conn, one: Worker) -> None:
+    """A transaction with one snapshot leaves a row for each job that it ends."""
+    conn.execute("INSERT INTO dl_freed SELECT n, clock_timestamp() - interval '0.8 s' FROM generate_series(1, 9999) n")
+    plain(conn)
+    with one.conn.transaction():
+        assert lifecycle.long_step(one.session, ["q"], 1, 1, None).jobs
+        assert value(one.conn, "SELECT seq_tup_read FROM pg_stat_xact_user_tables WHERE relname = 'dl_freed'") <= 100
+
+
 # --- the bookmark ---
 
 

@@ -34,52 +34,15 @@ HEAD = '''"""The methods of the clients, made from dataloader/ops by `python -m 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import wraps
-from typing import Any, Concatenate, Literal, ParamSpec, TypedDict, TypeVar, Unpack, cast
-from uuid import UUID, uuid4
+from typing import Any, Literal, TypedDict, Unpack
+from uuid import UUID
 
+from dataloader.client.wire import arguments, awaited, iterated
 {imports}
 from dataloader.model.kinds import OrderName
 from dataloader.queue.typed_args import Model
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def awaited(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
-    """A method of `Client`, which returns a coroutine in `AsyncClient`."""
-
-    @wraps(method)
-    async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await cast("Coroutine[Any, Any, R]", method(self, *args, **kwargs))
-
-    return call
-
-
-def iterated(method: Callable[Concatenate[Any, P], Iterator[R]]) -> Callable[Concatenate[Any, P], AsyncIterator[R]]:
-    """A method of `Client` that returns an iterator; in `AsyncClient` it is for `async for`."""
-    return cast("Callable[Concatenate[Any, P], AsyncIterator[R]]", method)
-
-
-def given(**fields: Any) -> dict[str, Any]:
-    """The fields that are not None."""
-    return {{name: value for name, value in fields.items() if value is not None}}
-
-
-def new_key() -> str:
-    """An idempotency key for a request that has none."""
-    return f"client-{{uuid4()}}"
-
-
-def _of(parameters: dict[str, Any], *nullable: str) -> dict[str, Any]:
-    """The parameters of a method that are given, and those of its words; an idempotency key where none is given."""
-    words: dict[str, Any] = parameters.pop("words", {{}})
-    if "idempotency_key" in parameters:
-        parameters["idempotency_key"] = parameters["idempotency_key"] or new_key()
-    del parameters["self"]
-    return {{name: value for name, value in parameters.items() if value is not None or name in nullable}} | words
 
 '''
 BASE = '''
@@ -173,7 +136,7 @@ def _method(op: Op) -> str:
     signature += ["*", *named] if named else []
     signature += [f"**words: Unpack[{words.__name__}]"] if words else []
     nullable = [repr(each.name) for each in parameters if each.is_required and may_be_none(each.annotation)]
-    given = f"_of({', '.join(['locals()', *nullable])})" if signature[1:] else "{}"
+    given = f"arguments({', '.join(['locals()', *nullable])})" if signature[1:] else "{}"
     arguments = [repr(op.route), answer, given]
     arguments += [repr(field)] if field else []
     arguments += ["limit", str(most)] if kind == "_pages" else []

@@ -16,7 +16,6 @@ from rich.console import Group
 from dataloader import ops
 from dataloader.cli import base, made, screen
 from dataloader.cli.connection import Reached, may_be_new, reaching
-from dataloader.client.operations import given
 
 _POLL_SEC = 1.0  # between two polls of `wait`
 EXIT_DEAD, EXIT_CANCELED = 10, 11  # of `wait`; the same as for one job
@@ -75,7 +74,7 @@ def _fields(listed: tuple[str, ...], file: Any | None, priority: str | None, **o
     if others["args"] is not None:
         others["args"] = base.arguments(others["args"])
     number = int(priority) if priority and priority.isascii() and priority.isdigit() else priority
-    return given(**others, priority=number, partitions=lines or None)
+    return base.given(**others, priority=number, partitions=lines or None)
 
 
 _SPECIAL = ("since", "until", "partitions")  # parameters with options of another shape

@@ -129,6 +129,11 @@ def _harmless(text: str) -> str:
     return text if len(text) <= WRONG_MOST else " ".join(clipped(text, WRONG_MOST).split())
 
 
+def given(**fields: Any) -> dict[str, Any]:
+    """The fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 def arguments(text: str) -> Any:
     """The JSON object of --args; raises click.BadParameter."""
     try:

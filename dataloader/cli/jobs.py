@@ -16,7 +16,6 @@ from dataloader.cli import base, screen, watch
 from dataloader.cli.connection import Reached, may_be_new, reaching
 from dataloader.client import Unavailable
 from dataloader.client.farm import Farm
-from dataloader.client.operations import given
 from dataloader.model.jobs import Event, LogLine, Triggered
 from dataloader.queue.fields import OF_PRODUCER
 from dataloader.queue.job import ON_FAILURE
@@ -91,7 +90,7 @@ def trigger(
     reached.require(is_new, queue=fields["queue"], task=task)
     named = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items() if value != ()}
     try:
-        started = reached.farm.trigger(task, args=args, idempotency_key=key, **given(**named))
+        started = reached.farm.trigger(task, args=args, idempotency_key=key, **base.given(**named))
     except Unavailable as e:
         if e.is_open:
             again = shlex.join(["--idempotency-key", key])
@@ -125,7 +124,7 @@ def _started(
 def again(reached: Reached, job_id: UUID, pairs: tuple[str, ...], args_json: str, waits: bool, **fields: Any) -> None:
     """Add a job with the fields of one that has ended, with changes; args that are masked stay as they are."""
     args = base.arguments(args_json) | dict(map(base.pair, pairs))
-    _started(reached, reached.farm.again(job_id, args=args, **given(**fields)), waits)
+    _started(reached, reached.farm.again(job_id, args=args, **base.given(**fields)), waits)
 
 
 @commands.command(examples=[f"dataloader wait {base.EXAMPLE_ID} --timeout 3600"])

@@ -12,8 +12,8 @@ from typing import Self
 
 from dataloader.client import Client
 from dataloader.client.errors import ClientError
-from dataloader.client.operations import AsyncOperations, awaited
-from dataloader.client.wire import KEPT, Answer, Request, Service, answer, checked_size
+from dataloader.client.operations import AsyncOperations
+from dataloader.client.wire import KEPT, Answer, Request, Service, answer, awaited, checked_size
 
 try:
     import anyio

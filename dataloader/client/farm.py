@@ -16,7 +16,8 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar, Unpac
 from uuid import UUID
 
 from dataloader.client.errors import JobFailed, NotFound, Unavailable, WaitTimeout
-from dataloader.client.operations import Operations, TriggerFields, new_key
+from dataloader.client.operations import Operations, TriggerFields
+from dataloader.client.wire import new_key
 from dataloader.model.jobs import Finished, Status, Triggered, TriggeredMany
 
 P = ParamSpec("P")

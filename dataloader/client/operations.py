@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import wraps
-from typing import Any, Concatenate, Literal, ParamSpec, TypedDict, TypeVar, Unpack, cast
-from uuid import UUID, uuid4
+from typing import Any, Literal, TypedDict, Unpack
+from uuid import UUID
 
+from dataloader.client.wire import arguments, awaited, iterated
 from dataloader.model.farm import Database, Names, RemovedWebhook, Tested, Webhook, Webhooks, Worker, Workers
 from dataloader.model.jobs import (
     BulkChanged,
@@ -61,43 +61,6 @@ from dataloader.model.queues import (
 )
 from dataloader.model.runs import ArgsSchema, Bucket, ErrorGroups, ErrorNote, Pace, QueueRuns, Task, TaskRuns, Tasks
 from dataloader.queue.typed_args import Model
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def awaited(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
-    """A method of `Client`, which returns a coroutine in `AsyncClient`."""
-
-    @wraps(method)
-    async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await cast("Coroutine[Any, Any, R]", method(self, *args, **kwargs))
-
-    return call
-
-
-def iterated(method: Callable[Concatenate[Any, P], Iterator[R]]) -> Callable[Concatenate[Any, P], AsyncIterator[R]]:
-    """A method of `Client` that returns an iterator; in `AsyncClient` it is for `async for`."""
-    return cast("Callable[Concatenate[Any, P], AsyncIterator[R]]", method)
-
-
-def given(**fields: Any) -> dict[str, Any]:
-    """The fields that are not None."""
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def new_key() -> str:
-    """An idempotency key for a request that has none."""
-    return f"client-{uuid4()}"
-
-
-def _of(parameters: dict[str, Any], *nullable: str) -> dict[str, Any]:
-    """The parameters of a method that are given, and those of its words; an idempotency key where none is given."""
-    words: dict[str, Any] = parameters.pop("words", {})
-    if "idempotency_key" in parameters:
-        parameters["idempotency_key"] = parameters["idempotency_key"] or new_key()
-    del parameters["self"]
-    return {name: value for name, value in parameters.items() if value is not None or name in nullable} | words
 
 
 class Queued(TypedDict, total=False):
@@ -247,74 +210,74 @@ class Operations:
 
         A masked arg keeps its value. The new job takes over no time, deadline, score, parents or idempotency key.
         """
-        return self._call("POST /jobs/{job_id}/again", Triggered, _of(locals()))
+        return self._call("POST /jobs/{job_id}/again", Triggered, arguments(locals()))
 
     def jobs(
         self, *, sort: Literal["changed", "key"] | None = None, limit: int | None = None, **words: Unpack[Filters]
     ) -> Iterator[ListedJob]:
         """List the jobs that pass all filters, the newest change first (or by key)."""
-        return self._pages("GET /jobs", Jobs, _of(locals()), "jobs", limit, 200)
+        return self._pages("GET /jobs", Jobs, arguments(locals()), "jobs", limit, 200)
 
     def tally(self, **words: Unpack[Filters]) -> Tally:
         """Count the jobs of a list: each job counts as one kind."""
-        return self._call("GET /tally", Tally, _of(locals()))
+        return self._call("GET /tally", Tally, arguments(locals()))
 
     def suggest(self, q: str) -> list[str]:
         """How the text of a search box may go on: up to 8 each of fields, statuses, tasks, queues and keys."""
-        return self._call("GET /suggestions", Suggestions, _of(locals()), "suggestions")
+        return self._call("GET /suggestions", Suggestions, arguments(locals()), "suggestions")
 
     def job(self, job_id: UUID | str) -> Job:
         """One job with all that is known of it; secrets in its args are masked."""
-        return self._call("GET /jobs/{job_id}", Job, _of(locals()))
+        return self._call("GET /jobs/{job_id}", Job, arguments(locals()))
 
     def status(self, job_id: UUID | str) -> Status:
         """One job as it is now, without its args and keys."""
-        return self._call("GET /jobs/{job_id}/status", Status, _of(locals()))
+        return self._call("GET /jobs/{job_id}/status", Status, arguments(locals()))
 
     def result(self, job_id: UUID | str) -> Any:
         """The value that a job's pipeline has returned; null before the job has succeeded, or where that is None."""
-        return self._call("GET /jobs/{job_id}/result", Result, _of(locals()), "result")
+        return self._call("GET /jobs/{job_id}/result", Result, arguments(locals()), "result")
 
     def family(self, job_id: UUID | str) -> Family:
         """The first 50 jobs that this one waits for, or has waited for, and the first 50 that wait for this one."""
-        return self._call("GET /jobs/{job_id}/family", Family, _of(locals()))
+        return self._call("GET /jobs/{job_id}/family", Family, arguments(locals()))
 
     def predict(self, job_id: UUID | str) -> JobPrediction:
         """When a job will end, the range of that, and how right such predictions were in its queue."""
-        return self._call("GET /jobs/{job_id}/prediction", JobPrediction, _of(locals()))
+        return self._call("GET /jobs/{job_id}/prediction", JobPrediction, arguments(locals()))
 
     def job_events(self, job_id: UUID | str, *, after: int | None = None, limit: int | None = None) -> Iterator[Event]:
         """The journal of one job, the oldest event first."""
-        return self._pages("GET /jobs/{job_id}/events", JobEvents, _of(locals()), "events", limit, 200)
+        return self._pages("GET /jobs/{job_id}/events", JobEvents, arguments(locals()), "events", limit, 200)
 
     def logs(
         self, job_id: UUID | str, *, after: str | None = None, attempt: int | None = None, limit: int | None = None
     ) -> Iterator[LogLine]:
         """Show the lines that the runs of one job have written, the oldest first."""
-        return self._pages("GET /jobs/{job_id}/logs", JobLogs, _of(locals()), "lines", limit, 1000)
+        return self._pages("GET /jobs/{job_id}/logs", JobLogs, arguments(locals()), "lines", limit, 1000)
 
     def cancel(self, job_id: UUID | str, *, force: bool | None = None) -> Status:
         """Cancel a queued job, ask a running one to stop, leave a finished one; the answer is its status.
 
         A running job stops at its next safe point, with `force` wherever it is.
         """
-        return self._call("POST /jobs/{job_id}/cancel", Status, _of(locals()))
+        return self._call("POST /jobs/{job_id}/cancel", Status, arguments(locals()))
 
     def requeue(self, job_id: UUID | str) -> Status:
         """Queue an ended job again, with a fresh budget of attempts; any other job is a conflict."""
-        return self._call("POST /jobs/{job_id}/requeue", Status, _of(locals()), once=True)
+        return self._call("POST /jobs/{job_id}/requeue", Status, arguments(locals()), once=True)
 
     def run_now(self, job_id: UUID | str) -> Status:
         """Make a queued job due now, before its time; a job that is not queued is a conflict."""
-        return self._call("POST /jobs/{job_id}/run-now", Status, _of(locals()), once=True)
+        return self._call("POST /jobs/{job_id}/run-now", Status, arguments(locals()), once=True)
 
     def delete(self, job_id: UUID | str) -> Deleted:
         """Delete a job that is not running, and its journal; one that runs is a conflict."""
-        return self._call("DELETE /jobs/{job_id}", Deleted, _of(locals()), once=True)
+        return self._call("DELETE /jobs/{job_id}", Deleted, arguments(locals()), once=True)
 
     def cancel_jobs(self, job_ids: Sequence[UUID | str], *, force: bool | None = None) -> list[BulkOutcome]:
         """Cancel up to 1,000 jobs."""
-        return self._call("POST /jobs/bulk/cancel", BulkOutcomes, _of(locals()), "jobs", once=True)
+        return self._call("POST /jobs/bulk/cancel", BulkOutcomes, arguments(locals()), "jobs", once=True)
 
     def change_jobs(
         self, verb: Literal["requeue", "start-over", "run-now", "delete"], job_ids: Sequence[UUID | str]
@@ -323,7 +286,7 @@ class Operations:
 
         `start-over` requeues jobs, which begin at the start and not at their checkpoints.
         """
-        return self._call("POST /jobs/bulk/{verb}", BulkOutcomes, _of(locals()), "jobs", once=True)
+        return self._call("POST /jobs/bulk/{verb}", BulkOutcomes, arguments(locals()), "jobs", once=True)
 
     def preview(
         self, order: OrderName, *, matching: Filters | None = None, job_ids: Sequence[UUID | str] | None = None
@@ -332,7 +295,7 @@ class Operations:
 
         The order is for the jobs of a list (`matching`), or for up to 1,000 named ones.
         """
-        return self._call("POST /jobs/bulk/preview", Preview, _of(locals()))
+        return self._call("POST /jobs/bulk/preview", Preview, arguments(locals()))
 
     def order_jobs(
         self,
@@ -346,7 +309,7 @@ class Operations:
 
         A list that has more jobs for the order than its preview had is a conflict.
         """
-        return self._total("POST /jobs/bulk", BulkChanged, _of(locals()), "changed")
+        return self._total("POST /jobs/bulk", BulkChanged, arguments(locals()), "changed")
 
     def queues(self) -> list[Queue]:
         """Every queue that has jobs, a pause, a limit or a worker."""
@@ -361,54 +324,54 @@ class Operations:
 
         A queue that is not ordered is a conflict.
         """
-        return self._pages("GET /queues/{queue}/keys", Keys, _of(locals()), "keys", limit, 200)
+        return self._pages("GET /queues/{queue}/keys", Keys, arguments(locals()), "keys", limit, 200)
 
     def predict_queue(self, queue: str) -> QueuePrediction:
         """When all jobs that run or are due now will have ended, the range, and how right such predictions were."""
-        return self._call("GET /queues/{queue}/prediction", QueuePrediction, _of(locals()))
+        return self._call("GET /queues/{queue}/prediction", QueuePrediction, arguments(locals()))
 
     def queue_runs(self, queue: str, *, range: Literal["1h", "24h", "7d"] | None = None) -> QueueRuns:
         """How long the runs of a queue were: counts, failures, percentiles, a histogram, and the period before."""
-        return self._call("GET /queues/{queue}/runs", QueueRuns, _of(locals()))
+        return self._call("GET /queues/{queue}/runs", QueueRuns, arguments(locals()))
 
     def pause(self, queue: str) -> QueueState:
         """Start no job of a queue any more, on any host; what runs goes on."""
-        return self._call("POST /queues/{queue}/pause", QueueState, _of(locals()))
+        return self._call("POST /queues/{queue}/pause", QueueState, arguments(locals()))
 
     def resume(self, queue: str) -> QueueState:
         """Start jobs of a paused queue again."""
-        return self._call("POST /queues/{queue}/resume", QueueState, _of(locals()))
+        return self._call("POST /queues/{queue}/resume", QueueState, arguments(locals()))
 
     def limit(self, queue: str, max_length: int | None) -> QueueState:
         """Refuse to trigger jobs (429) while `max_length` of a queue wait; `none` removes the limit."""
-        return self._call("PUT /queues/{queue}/limit", QueueState, _of(locals(), "max_length"))
+        return self._call("PUT /queues/{queue}/limit", QueueState, arguments(locals(), "max_length"))
 
     def set_queue(self, queue: str, **words: Unpack[Order]) -> QueueState:
         """Change the order of a queue's jobs, while jobs run; what is not named stays."""
-        return self._call("PUT /queues/{queue}", QueueState, _of(locals()))
+        return self._call("PUT /queues/{queue}", QueueState, arguments(locals()))
 
     def requeue_dead(self, queue: str, **words: Unpack[Tried]) -> int:
         """Queue the failed and lost jobs of a queue again, each with a fresh budget of attempts."""
-        return self._total("POST /queues/{queue}/requeue-dead", Changed, _of(locals()), "changed")
+        return self._total("POST /queues/{queue}/requeue-dead", Changed, arguments(locals()), "changed")
 
     def delete_dead(self, queue: str, **words: Unpack[Tried]) -> int:
         """Delete the failed and lost jobs of a queue, with their journal."""
-        return self._total("POST /queues/{queue}/delete-dead", Changed, _of(locals()), "changed")
+        return self._total("POST /queues/{queue}/delete-dead", Changed, arguments(locals()), "changed")
 
     def run_all(self, queue: str, **words: Unpack[Queued]) -> int:
         """Make jobs of a queue that wait for their time due now."""
-        return self._total("POST /queues/{queue}/run-all", Changed, _of(locals()), "changed")
+        return self._total("POST /queues/{queue}/run-all", Changed, arguments(locals()), "changed")
 
     def kill_retries(self, queue: str, **words: Unpack[Tried]) -> int:
         """Mark the jobs of a queue that wait for a retry as failed."""
-        return self._total("POST /queues/{queue}/kill-retries", Changed, _of(locals()), "changed")
+        return self._total("POST /queues/{queue}/kill-retries", Changed, arguments(locals()), "changed")
 
     def move(self, queue: str, to: str) -> int:
         """Move the queued, running and dead jobs of a queue to another, in their order; running jobs go on.
 
         Both queues are paused until the last job has moved; the first one stays paused.
         """
-        return self._total("POST /queues/{queue}/move", Moved, _of(locals()), "moved")
+        return self._total("POST /queues/{queue}/move", Moved, arguments(locals()), "moved")
 
     def limits(self) -> list[Limit]:
         """List the limits: what each allows, how many of its jobs run, and how many wait for it."""
@@ -416,17 +379,17 @@ class Operations:
 
     def get_limit(self, limit: str) -> Limit:
         """One limit."""
-        return self._call("GET /limits/{limit}", Limit, _of(locals()))
+        return self._call("GET /limits/{limit}", Limit, arguments(locals()))
 
     def set_limit(
         self, limit: str, *, most: int | None = None, per_minute: float | None = None, burst: int | None = None
     ) -> Limit:
         """Make a limit, or replace what it allows, on all hosts at once; jobs that run go on."""
-        return self._call("PUT /limits/{limit}", Limit, _of(locals()))
+        return self._call("PUT /limits/{limit}", Limit, arguments(locals()))
 
     def remove_limit(self, limit: str) -> LimitRemoved:
         """Remove a limit; its jobs keep its name, and any number of them may run."""
-        return self._call("DELETE /limits/{limit}", LimitRemoved, _of(locals()))
+        return self._call("DELETE /limits/{limit}", LimitRemoved, arguments(locals()))
 
     def workers(self) -> list[Worker]:
         """The workers of all hosts that were seen in the last ten minutes, and what they run."""
@@ -437,29 +400,29 @@ class Operations:
 
         A task is listed that workers have pipelines for, or that has run.
         """
-        return self._call("GET /tasks", Tasks, _of(locals()), "tasks")
+        return self._call("GET /tasks", Tasks, arguments(locals()), "tasks")
 
     def task_runs(self, task: str, *, range: Literal["1h", "24h", "7d"] | None = None) -> TaskRuns:
         """How long the runs of a task were: counts, failures, percentiles, a histogram, and the period before."""
-        return self._call("GET /tasks/{task}", TaskRuns, _of(locals()))
+        return self._call("GET /tasks/{task}", TaskRuns, arguments(locals()))
 
     def args_schema(self, task: str) -> ArgsSchema:
         """The JSON Schema of a task's args, as the worker that started last has shown it; null: any object will do."""
-        return self._call("GET /tasks/{task}/schema", ArgsSchema, _of(locals()))
+        return self._call("GET /tasks/{task}/schema", ArgsSchema, arguments(locals()))
 
     def names(self, *, queue: str | None = None, task: str | None = None) -> Names:
         """Whether the farm knows a queue and a task, before a mistyped name makes a new one; with similar names."""
-        return self._call("GET /names", Names, _of(locals()))
+        return self._call("GET /names", Names, arguments(locals()))
 
     def pace(self, *, minutes: int | None = None) -> list[Bucket]:
         """How many jobs ended in each ten seconds of the last minutes."""
-        return self._call("GET /pace", Pace, _of(locals()), "pace")
+        return self._call("GET /pace", Pace, arguments(locals()), "pace")
 
     def events(
         self, *, after: int | None = None, queue: str | None = None, limit: int | None = None
     ) -> list[FarmEvent]:
         """The journal of all jobs, the oldest first; without `after` the newest rows."""
-        return self._call("GET /events", FarmEvents, _of(locals()), "events")
+        return self._call("GET /events", FarmEvents, arguments(locals()), "events")
 
     def database(self) -> Database:
         """The queue's database: size, sessions, dead rows, the oldest transaction, and what holds back its vacuum."""
@@ -469,11 +432,11 @@ class Operations:
         self, *, queue: str | None = None, task: str | None = None, since: datetime | str | None = None
     ) -> ErrorGroups:
         """The groups of dead and retrying jobs, the largest first: up to 50 by queue, task and error group."""
-        return self._call("GET /errors", ErrorGroups, _of(locals()))
+        return self._call("GET /errors", ErrorGroups, arguments(locals()))
 
     def write_error_note(self, task: str, error_group: str, note: str) -> ErrorNote:
         """Write a note about a group of a task, in the place of an earlier one; an empty note removes that."""
-        return self._call("PUT /errors/note", ErrorNote, _of(locals()))
+        return self._call("PUT /errors/note", ErrorNote, arguments(locals()))
 
     def webhooks(self) -> Webhooks:
         """The receivers of alerts, and whether a worker serves the queue of their messages."""
@@ -491,58 +454,58 @@ class Operations:
         lag_sec: float | None = None,
     ) -> Webhook:
         """Add a receiver of alerts, or change the one of this name; what the request leaves out has its default."""
-        return self._call("PUT /webhooks/{webhook}", Webhook, _of(locals()))
+        return self._call("PUT /webhooks/{webhook}", Webhook, arguments(locals()))
 
     def remove_webhook(self, webhook: str) -> RemovedWebhook:
         """Remove a receiver of alerts; messages that wait for it are not sent any more."""
-        return self._call("DELETE /webhooks/{webhook}", RemovedWebhook, _of(locals()))
+        return self._call("DELETE /webhooks/{webhook}", RemovedWebhook, arguments(locals()))
 
     def pause_webhook(self, webhook: str) -> Webhook:
         """Send a receiver no more messages; those of the pause are never sent."""
-        return self._call("POST /webhooks/{webhook}/pause", Webhook, _of(locals()))
+        return self._call("POST /webhooks/{webhook}/pause", Webhook, arguments(locals()))
 
     def resume_webhook(self, webhook: str) -> Webhook:
         """Send messages to a paused receiver again, also if its answer 410 has paused it."""
-        return self._call("POST /webhooks/{webhook}/resume", Webhook, _of(locals()))
+        return self._call("POST /webhooks/{webhook}/resume", Webhook, arguments(locals()))
 
     def test_webhook(self, webhook: str) -> Tested:
         """Send a receiver a test message, also while it is paused; the answer has the job that sends it."""
-        return self._call("POST /webhooks/{webhook}/test", Tested, _of(locals()), once=True)
+        return self._call("POST /webhooks/{webhook}/test", Tested, arguments(locals()), once=True)
 
     def schedules(self, *, next: int | None = None) -> list[Schedule]:
         """List the schedules: when they are due, their last jobs, what is wrong with them."""
-        return self._call("GET /schedules", Schedules, _of(locals()), "schedules")
+        return self._call("GET /schedules", Schedules, arguments(locals()), "schedules")
 
     def schedule(self, name: str, *, next: int | None = None) -> Schedule:
         """Show a schedule with its next due times."""
-        return self._call("GET /schedules/{name}", Schedule, _of(locals()))
+        return self._call("GET /schedules/{name}", Schedule, arguments(locals()))
 
     def add_schedule(self, name: str, task: str, **words: Unpack[ScheduleWords]) -> Schedule:
         """Add a schedule of a task; its first due time is the next one from now on."""
-        return self._call("POST /schedules", Schedule, _of(locals()), once=True)
+        return self._call("POST /schedules", Schedule, arguments(locals()), once=True)
 
     def change_schedule(self, name: str, **words: Unpack[ScheduleChange]) -> Schedule:
         """Change a schedule; what is not named stays, null is the default. From then on code changes it no more.
 
         A new timing counts from now on.
         """
-        return self._call("PUT /schedules/{name}", Schedule, _of(locals()))
+        return self._call("PUT /schedules/{name}", Schedule, arguments(locals()))
 
     def remove_schedule(self, name: str) -> Removed:
         """Remove a schedule; its jobs stay. One that a pipeline names comes back when a worker starts."""
-        return self._call("DELETE /schedules/{name}", Removed, _of(locals()), once=True)
+        return self._call("DELETE /schedules/{name}", Removed, arguments(locals()), once=True)
 
     def pause_schedule(self, name: str) -> Schedule:
         """Make no jobs of a schedule until it is resumed; those that are made stay."""
-        return self._call("POST /schedules/{name}/pause", Schedule, _of(locals()))
+        return self._call("POST /schedules/{name}/pause", Schedule, arguments(locals()))
 
     def resume_schedule(self, name: str) -> Schedule:
         """End a schedule's pause; the due times of the pause get no job."""
-        return self._call("POST /schedules/{name}/resume", Schedule, _of(locals()))
+        return self._call("POST /schedules/{name}/resume", Schedule, arguments(locals()))
 
     def run_schedule(self, name: str) -> Triggered:
         """Add a job of a schedule now, paused or not; now is its due time."""
-        return self._call("POST /schedules/{name}/run", Triggered, _of(locals()), once=True)
+        return self._call("POST /schedules/{name}/run", Triggered, arguments(locals()), once=True)
 
     def backfills(self) -> list[Backfill]:
         """List the newest backfills, up to 100: how far they are, what is wrong with them."""
@@ -550,7 +513,7 @@ class Operations:
 
     def backfill(self, backfill: str) -> Backfill:
         """Show a backfill: its progress, when it will be done, its partitions by status."""
-        return self._call("GET /backfills/{backfill}", Backfill, _of(locals()))
+        return self._call("GET /backfills/{backfill}", Backfill, arguments(locals()))
 
     def partitions(
         self,
@@ -562,39 +525,41 @@ class Operations:
         limit: int | None = None,
     ) -> Iterator[Partition]:
         """List the partitions of a backfill in their order, each with its job; `missing` ones have none."""
-        return self._pages("GET /backfills/{backfill}/partitions", Partitions, _of(locals()), "partitions", limit, 1000)
+        return self._pages(
+            "GET /backfills/{backfill}/partitions", Partitions, arguments(locals()), "partitions", limit, 1000
+        )
 
     def add_backfill(self, name: str, task: str, **words: Unpack[BackfillWords]) -> Backfill:
         """Add a backfill of a task. Its jobs are made after the answer, some hundred at once."""
-        return self._call("POST /backfills", Backfill, _of(locals()), once=True)
+        return self._call("POST /backfills", Backfill, arguments(locals()), once=True)
 
     def try_backfill(self, name: str, task: str, **words: Unpack[BackfillWords]) -> BackfillPreview:
         """Show how a backfill would go: how many partitions, how many are done already, some of the jobs."""
-        return self._call("POST /backfills/dry-run", BackfillPreview, _of(locals()))
+        return self._call("POST /backfills/dry-run", BackfillPreview, arguments(locals()))
 
     def set_backfill(self, backfill: str, max_running: int | None) -> Backfill:
         """Let so many jobs of a backfill run at once, from now on; those that run go on."""
-        return self._call("PUT /backfills/{backfill}", Backfill, _of(locals(), "max_running"))
+        return self._call("PUT /backfills/{backfill}", Backfill, arguments(locals(), "max_running"))
 
     def remove_backfill(self, backfill: str) -> BackfillRemoved:
         """Remove a backfill whose jobs have all ended, with its ledger; its jobs stay."""
-        return self._call("DELETE /backfills/{backfill}", BackfillRemoved, _of(locals()), once=True)
+        return self._call("DELETE /backfills/{backfill}", BackfillRemoved, arguments(locals()), once=True)
 
     def pause_backfill(self, backfill: str) -> Backfill:
         """Make and start no jobs of a backfill until it is resumed; those that run go on."""
-        return self._call("POST /backfills/{backfill}/pause", Backfill, _of(locals()))
+        return self._call("POST /backfills/{backfill}/pause", Backfill, arguments(locals()))
 
     def resume_backfill(self, backfill: str) -> Backfill:
         """End a backfill's pause."""
-        return self._call("POST /backfills/{backfill}/resume", Backfill, _of(locals()))
+        return self._call("POST /backfills/{backfill}/resume", Backfill, arguments(locals()))
 
     def cancel_backfill(self, backfill: str) -> Backfill:
         """Start no more jobs of a backfill; the reaper then cancels those that have not ended."""
-        return self._call("POST /backfills/{backfill}/cancel", Backfill, _of(locals()))
+        return self._call("POST /backfills/{backfill}/cancel", Backfill, arguments(locals()))
 
     def retry_backfill(self, backfill: str) -> int:
         """Queue the failed and lost jobs of a backfill again, each with a fresh budget of attempts."""
-        return self._total("POST /backfills/{backfill}/retry", BackfillRetried, _of(locals()), "changed")
+        return self._total("POST /backfills/{backfill}/retry", BackfillRetried, arguments(locals()), "changed")
 
 
 class AsyncOperations:

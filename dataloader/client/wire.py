@@ -1,6 +1,6 @@
-"""PURE: a request as it is sent to a service, its answer as it is read, and what may be sent again.
+"""PURE: a method's arguments, the request as it is sent, its answer as it is read, and what may be sent again.
 
-`Transport` and `AsyncTransport` share this module: they differ only in how they wait.
+The clients and their transports share this module: they differ only in how they wait.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import random
 import socket
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from urllib.parse import quote, unquote, urlencode, urlsplit
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from tenacity import RetryCallState, retry_if_exception, stop_before_delay
 
@@ -25,6 +26,7 @@ from dataloader.client.errors import ClientError, QueueFull, Unavailable, Unexpe
 from dataloader.model.reading import NotUnderstood, read
 from dataloader.queue import typed_args
 
+P = ParamSpec("P")
 R = TypeVar("R")
 ANSWER_LIMIT = 256 * 1024 * 1024  # bytes; no answer of the API is as large
 KEPT = 8  # idle connections
@@ -105,6 +107,35 @@ class Service:
         made.is_lasting = isinstance(error, ssl.SSLCertVerificationError | UnicodeError)
         made.is_open = not (made.is_lasting or isinstance(error, ConnectionRefusedError | socket.gaierror))
         return made
+
+
+def awaited(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
+    """A method of `Client`, which returns a coroutine in `AsyncClient`."""
+
+    @wraps(method)
+    async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await cast("Coroutine[Any, Any, R]", method(self, *args, **kwargs))
+
+    return call
+
+
+def iterated(method: Callable[Concatenate[Any, P], Iterator[R]]) -> Callable[Concatenate[Any, P], AsyncIterator[R]]:
+    """A method of `Client` that returns an iterator; in `AsyncClient` it is for `async for`."""
+    return cast("Callable[Concatenate[Any, P], AsyncIterator[R]]", method)
+
+
+def arguments(given: dict[str, Any], *nullable: str) -> dict[str, Any]:
+    """The arguments of a method, of its locals(): those that are not None, those of its words, an idempotency key."""
+    words: dict[str, Any] = given.pop("words", {})
+    if "idempotency_key" in given:
+        given["idempotency_key"] = given["idempotency_key"] or new_key()
+    del given["self"]
+    return {name: value for name, value in given.items() if value is not None or name in nullable} | words
+
+
+def new_key() -> str:
+    """An idempotency key for a request that has none."""
+    return f"client-{uuid4()}"
 
 
 def answer(status: int, reason: str, headers: Mapping[str, str], raw: bytes) -> Answer:

@@ -5,8 +5,8 @@
 
 -- Refuses a row with a field beyond its bounds, as a CHECK of the field would. Texts are bounded in octets, for the indexes:
 -- mostly the characters of the API, at four octets each. Python could not read args that are nested deeper: its recursion
--- ends at a depth of some 900. A claim may count on from any number.
-CREATE OR REPLACE FUNCTION dl_jobs_check() RETURNS trigger LANGUAGE plpgsql AS $$
+-- ends at a depth of some 900. A claim may count on from any number. The caller's search_path has no say.
+CREATE OR REPLACE FUNCTION dl_jobs_check() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   field text := CASE
     WHEN octet_length(NEW.queue) > 512 THEN 'queue'
@@ -27,8 +27,8 @@ DECLARE
                         octet_length(NEW.limits[4]), octet_length(NEW.limits[5]), octet_length(NEW.limits[6]),
                         octet_length(NEW.limits[7]), octet_length(NEW.limits[8])) <= 400) THEN 'limits'
     WHEN TG_OP = 'INSERT' AND greatest(NEW.claims, NEW.backoffs) > 1000000000 THEN 'counters'
-    WHEN NEW.args IS DISTINCT FROM OLD.args AND pg_column_size(NEW.args) > 4000  -- adopted args may be deeper
-         AND jsonb_path_exists(NEW.args, 'strict $.**{500}') THEN 'args'
+    WHEN jsonb_path_exists(NEW.args, 'strict $.**{500}')
+         AND NEW.args IS DISTINCT FROM OLD.args THEN 'args'  -- adopted args may be deeper
   END;
   reason text := CASE field WHEN 'args' THEN 'args should be nested less than 500 deep'
                             ELSE format('new row for relation "dl_jobs" violates check constraint "dl_jobs_chk_%s"', field) END;

@@ -21,6 +21,8 @@ CREATE TRIGGER dl_jobs_check BEFORE INSERT OR UPDATE OF queue, task, lock_key, i
     greatest(octet_length(NEW.queue), octet_length(NEW.task), octet_length(NEW.lock_key), octet_length(NEW.idempotency_key),
              octet_length(NEW.partition_key), octet_length(NEW.producer), octet_length(NEW.consumer_group),
              octet_length(NEW.affinity_key), octet_length(NEW.trace)) > 255
-    OR NEW.timeout_sec NOT BETWEEN 1 AND 86400 OR NEW.deadline IS NOT NULL OR NEW.limits <> '{}'
-    OR greatest(NEW.claims, NEW.backoffs) > 1000000000 OR pg_column_size(NEW.args) > 4000)
+    OR NEW.timeout_sec NOT BETWEEN 1 AND 2592000 OR NEW.limits <> '{}'
+    OR NEW.deadline < '2000-01-01 00:00+00' OR NEW.deadline >= '9999-01-01 00:00+00'
+    OR greatest(NEW.claims, NEW.backoffs) > 1000000000
+    OR pg_column_size(NEW.args) > 4000 OR pg_column_compression(NEW.args) IS NOT NULL)
   EXECUTE FUNCTION dl_jobs_check();

@@ -115,6 +115,19 @@ def test_the_table_refuses_what_claims_and_pages_rely_on_and_names_the_field(
     assert refused.value.diag.constraint_name == f"dl_jobs_chk_{field}"
 
 
+def test_the_table_refuses_deep_args_that_another_table_has_compressed(conn: db.Connection) -> None:
+    conn.execute("CREATE TEMP TABLE staging AS SELECT %s::jsonb AS args, repeat('x', 3000) AS more", (deep(600),))
+    assert conn.execute("SELECT pg_column_size(args) < 4000 FROM staging").fetchone() == (True,)
+    insert(conn, priority=1)
+    for text in (
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, args) SELECT gen_random_uuid(), 'q', 't', 'k', args"
+        " FROM staging",
+        "UPDATE dl_jobs SET partition_key = 'p', args = staging.args FROM staging",
+    ):
+        with pytest.raises(psycopg.errors.CheckViolation, match="args should be nested less than 500 deep"):
+            conn.execute(text.encode())
+
+
 def test_the_longest_texts_of_the_api_of_four_octets_a_character_fit(conn: db.Connection, client: FlaskClient) -> None:
     wide = "\U0001f4a3"
     job = {"queue": wide * 128, "task": wide * 200, "lock_key": wide * 512, "idempotency_key": wide * 255,

@@ -148,8 +148,8 @@ def workers() -> None:
             base.refuse(f"DL_PRELOAD: {name} cannot be imported: {e}", EXIT_CANNOT_START)
     migrations.expected()
 
-    def worker_main(settings: Settings, queues: tuple[str, ...], shared: SharedSlots, slot: Slot, life: int) -> int:
-        return worker.main(settings, settings.queue_dsn or dsn, queues, shared, slot, life)
+    def worker_main(settings: Settings, queues: tuple[str, ...], shared: SharedSlots, slot: Slot) -> int:
+        return worker.main(settings, settings.queue_dsn or dsn, queues, shared, slot)
 
     def keeper_main(settings: Settings, shared: SharedSlots) -> int:
         return keeper.main(settings, settings.queue_dsn or dsn, shared)

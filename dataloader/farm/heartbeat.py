@@ -82,7 +82,7 @@ class Lease:
     def must_stop_now(self) -> bool:
         """Check the deadlines now: before a commit, and when the supervisor interrupts the run."""
         self._check_at = now() + CHECK_SEC
-        if self.stop is None and self.slot.asked == self.slot.generation:
+        if self.stop is None and self.slot.canceled == self.slot.generation:
             self.end(End.CANCELED, None)
         match stop_reason(self.slot) if self.goes_on else None:
             case Reason.TIMEOUT:

@@ -7,12 +7,12 @@ people, and ends the workers of a supervisor that was killed.
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from math import isfinite
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -141,13 +141,10 @@ class Keeper:
         asked = [job_id for job_id in holders if self._ask_all or str(job_id) in self._asked]
         for job_id, is_forced in (lifecycle.cancellations(conn, asked) if asked else {}).items():
             slot, held = holders[job_id]
-            slot.asked = held.generation
             grace = 0.0 if is_forced else self._settings.dl_cancel_grace_sec
-            if grace is not None:
-                slot.canceled = 0
-                slot.cancel_at = now() + grace
-                slot.canceled = held.generation
-                call_parent(self._supervisor)  # it interrupts and ends runs
+            slot.cancel_at = math.inf if grace is None else now() + grace
+            slot.canceled = held.generation
+            call_parent(self._supervisor)  # it interrupts and ends runs
         self._ask_all = False
         done = set(map(str, asked))
         self._asked = {job: until for job, until in self._asked.items() if job not in done and until > now()}
@@ -357,7 +354,7 @@ class WorkerRegistry:
         rows = [self._row(slot, state) for slot, state in present]
         self._cpu = {slot.worker: self._cpu[slot.worker] for slot, _ in present}
         bound_mb = self._its_host.bound_mb
-        stats.show_workers(conn, self._farm, self._name, rows, bound_mb if isfinite(bound_mb) else None, error)
+        stats.show_workers(conn, self._farm, self._name, rows, bound_mb if math.isfinite(bound_mb) else None, error)
 
     def close(self, conn: db.Connection) -> None:
         stats.show_workers(conn, self._farm, self._name, [])

@@ -29,6 +29,7 @@ from dataloader.exits import EXIT_OK as EXIT_OK
 from dataloader.exits import EXIT_RECYCLE as EXIT_RECYCLE
 
 now = time.monotonic  # seconds, by the same clock in all processes of one machine
+READY = b"READY=1"  # the report of `notify_ready`
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PAGE = os.sysconf("SC_PAGESIZE")
@@ -69,18 +70,16 @@ class Signals:
         if signal.set_wakeup_fd(self.wakeup_fd, warn_on_full_buffer=False) != self.wakeup_fd:
             self._were_taken = True
 
-    def wait(self, timeout: float, *others: int) -> list[int]:
-        """Wait at most `timeout` seconds for a signal or one of the file descriptors `others`; those that can be read.
+    def wait(self, timeout: float, *others: int) -> None:
+        """Wait at most `timeout` seconds for a signal, or until one of the file descriptors `others` can be read.
 
         At once where other code had taken the wake-ups: a signal may have come that would not end this wait.
         """
         self.take_wake_ups()
         if self._were_taken:
             self._were_taken, timeout = False, 0
-        ready = readable([self._read, *others], timeout)
-        if self._read in ready:
+        if self._read in readable([self._read, *others], timeout):
             drain_pipe(self._read)
-        return [fd for fd in ready if fd != self._read]
 
     def ignore(self) -> None:
         """At the end of a program: another order changes nothing; Python's own end would let it kill the process."""
@@ -96,14 +95,11 @@ class Signals:
         os.close(self.wakeup_fd)
 
 
-def drain_pipe(fd: int) -> bool:
-    """Read a non-blocking pipe empty; False at its end, when the last writer is gone."""
-    try:
-        while True:
-            if not os.read(fd, 4096):
-                return False
-    except BlockingIOError:
-        return True
+def drain_pipe(fd: int) -> None:
+    """Read a non-blocking pipe empty."""
+    with suppress(BlockingIOError):
+        while os.read(fd, 4096):
+            pass
 
 
 def readable(fds: Iterable[int], timeout: float) -> list[int]:
@@ -119,7 +115,7 @@ def notify_ready() -> None:
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address:
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
-            notifier.sendto(b"READY=1", address.replace("@", "\0", 1) if address[0] == "@" else address)
+            notifier.sendto(READY, address.replace("@", "\0", 1) if address[0] == "@" else address)
 
 
 # --- parents and children ---

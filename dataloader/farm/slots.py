@@ -105,9 +105,8 @@ class Slot(ctypes.Structure):
     drain_by: _Seconds  # when a draining process must be over; 0: it does not drain
     fence_by: _Seconds  # when a run that has lost its claim must be over; 0: it has its claim
     timeout_at: _Seconds  # when the run has to stop for its timeout; 0: no timeout
-    cancel_at: _Seconds  # when the run has to stop for a cancellation, by the keeper; 0: none
-    canceled: _Count  # the generation of the run that cancel_at is for
-    asked: _Count  # the generation of the run whose cancellation the keeper has heard of: it stops at a safe point
+    canceled: _Count  # the generation of the run whose cancellation the keeper has heard of: it stops at a safe point
+    cancel_at: _Seconds  # when that run has to stop in any case; infinity: it may go on to a safe point
     recalled: _Count  # the generation of the run behind which the worker begins no other job
     reported_at: _Seconds  # when the run came to its latest safe point
     grace_sec: _Seconds  # DL_KILL_GRACE_SEC, from a deadline to the kill; by the supervisor, as the next one

@@ -39,7 +39,7 @@ STACKS_SEC = 0.5  # from asking for stacks to reading them: a dump is written wi
 _ORDERS = (signal.SIGQUIT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTTIN)
 
 Queues = tuple[str, ...]  # that a kind of workers serves
-WorkerMain = Callable[[Settings, Queues, SharedSlots, Slot, int], int]  # the last: a pipe that ends with the supervisor
+WorkerMain = Callable[[Settings, Queues, SharedSlots, Slot], int]
 KeeperMain = Callable[[Settings, SharedSlots], int]
 
 
@@ -119,7 +119,6 @@ class Supervisor:
         setproctitle("dataloader: supervisor")
         process.adopt_orphans()
         self.signals = process.Signals((*_ORDERS, signal.SIGCHLD))
-        self._life, self._life_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._log.info("supervisor.started", workers=_shown(self._wish))
         gc.collect()
         gc.freeze()  # collectors skip the present objects, so that their pages stay shared
@@ -288,7 +287,7 @@ class Supervisor:
 
         def main() -> int:
             faulthandler.register(signal.SIGTTIN, stacks, all_threads=True)
-            return self._worker_main(self.settings, queues, self._shared, slot, self._life)
+            return self._worker_main(self.settings, queues, self._shared, slot)
 
         pid = self._fork(main)
         self._workers[pid] = Child(pid, slot, queues, now())
@@ -296,7 +295,6 @@ class Supervisor:
     def _fork(self, main: Callable[[], int]) -> int:
         def child() -> int:
             self.signals.forget()
-            os.close(self._life_end)
             return main()
 
         return process.fork(child)

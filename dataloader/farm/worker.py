@@ -58,9 +58,9 @@ class Unwritten(Exception):
     """The worker could not write a job's end before it had to leave: the keeper or the reaper recovers the job."""
 
 
-def main(settings: Settings, dsn: str, queues: Sequence[str], shared: SharedSlots, slot: Slot, life: int) -> int:
+def main(settings: Settings, dsn: str, queues: Sequence[str], shared: SharedSlots, slot: Slot) -> int:
     """Work on these queues until an order to stop or to leave; returns the process's exit status."""
-    worker = Worker(settings, dsn, queues, shared, slot, life)
+    worker = Worker(settings, dsn, queues, shared, slot)
     keep_children_plain(worker.take_signals(), worker.signals.wakeup_fd)
     os.eventfd_write(shared.born, 1)
     try:
@@ -86,9 +86,7 @@ class Worker:
     SIGTERM, SIGINT and the supervisor's death drain the worker; SIGHUP makes it check its slot.
     """
 
-    def __init__(
-        self, settings: Settings, dsn: str, queues: Sequence[str], shared: SharedSlots, slot: Slot, life: int
-    ) -> None:
+    def __init__(self, settings: Settings, dsn: str, queues: Sequence[str], shared: SharedSlots, slot: Slot) -> None:
         outputs = beyond() if settings.dl_job_log_kb else None
         log.configure(settings, threaded=True, output=outputs[0] if outputs else 1)
         self.settings = settings
@@ -100,7 +98,6 @@ class Worker:
         self.log = structlog.get_logger("worker").bind(worker=self.name, queue=", ".join(queues))
         self._dsn = dsn
         self._supervisor = os.getppid()
-        self._life = [life]  # the supervisor's pipe; empty behind its end, because it is readable for ever then
         self._drain_sec = settings.dl_drain_sec + settings.dl_kill_grace_sec
         self.signals = process.Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self.drain)
         outage = FarmOutage(shared.outage, self.log)
@@ -150,8 +147,8 @@ class Worker:
 
     def pause(self, seconds: float, *others: int) -> None:
         """Wait for `seconds`, a signal, the supervisor's death, or one of the file descriptors `others`."""
-        if set(self._life) & set(self.signals.wait(seconds, *others, *self._life)):
-            self._life = []
+        self.signals.wait(seconds, *others)
+        if os.getppid() != self._supervisor:  # the order that its death has sent may have come to a run's own handler
             self.drain()
 
     # --- the start ---

@@ -6,7 +6,6 @@ configured.
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import shlex
@@ -19,15 +18,14 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
 
 from dataloader import check, config, embedded, periods
-from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED, EXIT_OK, Signals, kill_group, now, outcome
+from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED, EXIT_OK, READY, Signals, kill_group, now, outcome
 from dataloader.local import ports
 from dataloader.queue import db, migrations
 
@@ -35,7 +33,7 @@ HANDOVER_WITHIN = 3.0  # seconds for a previous `up` to end
 CHECKED_WITHIN = periods.seconds("CHECKED_WITHIN", 60.0)  # seconds for the imports of the users' modules
 API_STOP_SEC = periods.seconds("API_STOP_SEC", 35.0)  # gunicorn answers the requests in flight within 30 s
 REAPER_STOP_SEC = periods.seconds("REAPER_STOP_SEC", 15.0)
-HEALTHY_WITHIN = periods.seconds("HEALTHY_WITHIN", 30.0)  # seconds until the API answers
+HEALTHY_WITHIN = periods.seconds("HEALTHY_WITHIN", 30.0)  # seconds until the API is ready
 QUIET_SEC = 0.1  # from the parts' reports until the lines that they logged before have been written
 POLL_SEC = 0.5  # between two checks of the users' files
 SETTLED_SEC = 0.2  # an editor may write a file in several steps
@@ -131,26 +129,26 @@ class Part(ABC):
 class Program(Part):
     """`dataloader <name>` as a child in a session of its own, so that Ctrl-C reaches only `up`."""
 
-    def __init__(self, name: str, environment: dict[str, str], stop_within: float, reports_ready: bool = False) -> None:
-        """`stop_within` is in seconds; `reports_ready`: the program calls `process.notify_ready`."""
+    def __init__(self, name: str, environment: dict[str, str], stop_within: float) -> None:
+        """`stop_within` is in seconds."""
         super().__init__()
         self.name = name
-        self._environment = environment
         self._stop_within = stop_within
-        self._is_awaited = reports_ready
+        self._has_reported = False
         self._reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        if reports_ready:
-            self._reports.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            self._reports.bind("")  # Linux chooses a name that is no file: every user may send there
-            self._environment = environment | {"NOTIFY_SOCKET": self._reports.getsockname().decode().replace("\0", "@")}
+        self._reports.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._reports.bind("")  # Linux chooses a name that is no file: every user may send there
+        self._environment = environment | {"NOTIFY_SOCKET": self._reports.getsockname().decode().replace("\0", "@")}
 
     @property
     def is_ready(self) -> bool:
+        """Whether the program has called `process.notify_ready`. Reads all reports: a full socket would hold it up."""
         with suppress(BlockingIOError):
-            if self._is_awaited:
-                _, credentials, _, _ = self._reports.recvmsg(100, socket.CMSG_SPACE(_CREDENTIALS.size))
-                self._is_awaited = not any(_CREDENTIALS.unpack(data)[1] == os.getuid() for *_, data in credentials)
-        return not self._is_awaited
+            while True:
+                report, credentials, _, _ = self._reports.recvmsg(100, socket.CMSG_SPACE(_CREDENTIALS.size))
+                is_own = any(_CREDENTIALS.unpack(data)[1] == os.getuid() for *_, data in credentials)
+                self._has_reported |= is_own and report == READY  # gunicorn's own comes before its application
+        return self._has_reported
 
     def start(self) -> None:
         self.process = subprocess.Popen(
@@ -212,8 +210,8 @@ def _prepare(settings: config.Settings, cleanup: ExitStack) -> None:
 
 def _start(
     settings: config.Settings, cleanup: ExitStack, signals: Signals, reloads: bool
-) -> tuple[list[Part], Announcement, Reload | None]:
-    """Start PostgreSQL if none is configured, migrate the schema, run the checks, start the programs.
+) -> tuple[list[Part], str, Reload | None]:
+    """Start PostgreSQL if none is configured, migrate the schema, run the checks, start the programs; with the banner.
 
     `cleanup` stops the parts in the reverse order: first no new jobs, then the running ones, PostgreSQL last.
     """
@@ -232,14 +230,14 @@ def _start(
     tasks = _print_findings(report)
     workers_stop = settings.dl_drain_sec + settings.dl_kill_grace_sec + 15
     for name, within in (("reaper", REAPER_STOP_SEC), ("workers", workers_stop), ("api", API_STOP_SEC)):
-        _add(Program(name, environment, within, reports_ready=name != "api"), parts, cleanup)
+        _add(Program(name, environment, within), parts, cleanup)
     cleanup.callback(say, "dataloader up: stopping, running jobs have time to finish")
     reload = None
     if reloads:
         names = {"workers", "api"} if settings.dl_hooks else {"workers"}  # the API imports DL_HOOKS alone
         reloaded = [part for part in parts if part.name in names]
         reload = Reload(report["files"] if report else (), lambda: _check(environment, signals), reloaded)
-    return parts, Announcement(settings.own_url, banner(settings, db.shown(dsn), tasks)), reload
+    return parts, banner(settings, db.shown(dsn), tasks), reload
 
 
 def _add(part: Part, parts: list[Part], cleanup: ExitStack) -> None:
@@ -307,8 +305,13 @@ def _print_findings(report: Document | None) -> str:
 # --- the watch ---
 
 
-def _watch(parts: list[Part], announcement: Announcement, reload: Reload | None, signals: Signals) -> int:
-    """Keep the parts running until a signal to stop, print the banner, check for changes; returns the exit code."""
+def _watch(parts: list[Part], text: str, reload: Reload | None, signals: Signals) -> int:
+    """Keep the parts running until a signal to stop, print the banner, check for changes; returns the exit code.
+
+    The banner is printed once, when all parts are ready; after HEALTHY_WITHIN it no longer waits for workers, and
+    TimeoutError tells that the API is not ready.
+    """
+    patience_ends, is_announced = now() + HEALTHY_WITHIN, False
     while not signals.received & STOP:
         for part in parts:
             part.tick()
@@ -319,49 +322,21 @@ def _watch(parts: list[Part], announcement: Announcement, reload: Reload | None,
         if refused := [part.name for part in parts if part.exit_code == EXIT_CANNOT_START]:
             warn(f"{refused[0]} cannot start with these settings; its message above names the reason")
             return EXIT_CANNOT_START
-        announcement.check(all(part.is_ready for part in parts))
-        if reload and announcement.is_made:
+        ready = [part.name for part in parts if part.is_ready]
+        if not is_announced and (len(ready) == len(parts) or now() > patience_ends):
+            if "api" not in ready:
+                raise TimeoutError(f"the API has not answered within {HEALTHY_WITHIN:g} s")
+            time.sleep(QUIET_SEC)
+            say(text)
+            is_announced = True
+        if reload and is_announced:
             reload.check()
         idle_sec = POLL_SEC if reload else 5
-        signals.wait(idle_sec if announcement.is_made and not any(part.due for part in parts) else 0.1)
+        signals.wait(idle_sec if is_announced and not any(part.due for part in parts) else 0.1)
     return EXIT_OK
 
 
 # --- the banner ---
-
-
-class Announcement:
-    """The banner, printed after the log lines of the start, once all parts are ready and the API answers."""
-
-    def __init__(self, url: str, text: str) -> None:
-        """`url` is the API's."""
-        self.is_made = False
-        self._address = urlsplit(url).netloc
-        self._text = text
-        self._patience_ends = now() + HEALTHY_WITHIN
-        self._ready_at: float | None = None
-
-    def check(self, are_ready: bool) -> None:
-        """Print the banner when that is due; TimeoutError when the API does not answer within HEALTHY_WITHIN.
-
-        `are_ready` says whether all parts are. After HEALTHY_WITHIN the banner no longer waits for workers.
-        """
-        is_late = now() > self._patience_ends
-        if self.is_made or not (is_late or are_ready):
-            return
-        if self._ready_at is not None:
-            if now() >= self._ready_at + QUIET_SEC:
-                self.is_made = True
-                say(self._text)
-            return
-        connection = http.client.HTTPConnection(self._address, timeout=2)
-        with suppress(OSError, http.client.HTTPException), closing(connection):
-            connection.request("GET", "/health")
-            if connection.getresponse().status == 200:
-                self._ready_at = now()
-                return
-        if is_late:
-            raise TimeoutError(f"the API has not answered within {HEALTHY_WITHIN:g} s")
 
 
 def banner(settings: config.Settings, database: str, tasks: str) -> str:

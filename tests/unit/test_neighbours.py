@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from contextlib import closing
@@ -35,10 +36,30 @@ def tell(program: Program, as_user: str = "pass") -> None:
 
 @pytest.mark.parametrize("as_user", ["pass", pytest.param(f"os.setuid({NOBODY})", marks=as_root)])
 def test_a_program_is_ready_when_it_says_so_itself(as_user: str) -> None:
-    program = Program("reaper", dict(os.environ), 1, reports_ready=True)
+    program = Program("reaper", dict(os.environ), 1)
     with closing(program._reports):
         assert not program.is_ready
         tell(program, as_user)
         assert program.is_ready == (as_user == "pass")
         tell(program)
         assert program.is_ready
+
+
+def test_gunicorns_own_report_says_nothing_of_its_application() -> None:
+    program = Program("api", dict(os.environ), 1)
+    with closing(program._reports), closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as arbiter:
+        arbiter.sendto(b"READY=1\nSTATUS=Gunicorn arbiter booted", program._reports.getsockname())
+        assert not program.is_ready
+        tell(program)
+        assert program.is_ready
+
+
+def test_a_program_may_begin_any_number_of_times() -> None:
+    """Each begin is a report, and a program waits while the socket of its reports is full."""
+    program = Program("reaper", dict(os.environ), 1)
+    most = int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())
+    with closing(program._reports), closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as reaper:
+        reaper.settimeout(5)
+        for _ in range(most + 3):
+            reaper.sendto(b"READY=1", program._reports.getsockname())
+            assert program.is_ready

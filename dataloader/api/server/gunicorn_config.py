@@ -17,6 +17,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from gunicorn.systemd import sd_notify  # type: ignore[import-untyped]
+
 from dataloader import log
 from dataloader.api.web import auth
 from dataloader.config import ConfigError, load  # not `config`: every name here that gunicorn knows is a setting
@@ -54,3 +56,4 @@ def post_worker_init(worker: Any) -> None:
     sys.setswitchinterval(SWITCH_SEC)
     if begin := getattr(worker.wsgi, "extensions", {}).get("on_threads"):
         begin(worker.cfg.threads)
+    sd_notify("READY=1", worker.log)  # for `dataloader up`: the arbiter's own comes before there is an application

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -132,10 +133,11 @@ class Reaper:
 
     def __init__(self, settings: Settings, dsn: str, signals: Signals, log: Log) -> None:
         self._settings = settings
-        self._dsn = dsn
         self._signals = signals
         self._log = log
-        self._session = Session(self._open_session, self._resume, FarmOutage(Note(), log), "reaper.session.lost")
+        schema, within = settings.pg_schema_queue, settings.pg_connect_timeout
+        begin = partial(Plain.open, dsn, "dl-reaper", schema, within, ANSWER_SEC, LOCK_SEC)
+        self._session = Session(begin, self._resume, FarmOutage(Note(), log), "reaper.session.lost")
         self._is_known = False
         self._uptime = Uptime()
         self._schedules = Schedules(settings, log)
@@ -146,14 +148,11 @@ class Reaper:
         self._duties: tuple[tuple[str, Duty, float], ...] = (
             ("reap", lambda conn, _: reap(conn, log, self._uptime, patience_sec), 1),
             ("unpark", lambda conn, _: unpark(conn, memory), 1),
-            ("schedules", self._schedules.make, 0.2),
             ("let_in", lambda conn, _: lifecycle.let_in(conn), 1),
             ("cleanups", lambda conn, _: clean_up(conn, log), 1),
             ("roll", lambda conn, until: aggregate(conn, log, until), 0.3),
-            ("schedules", self._schedules.make, 0.2),
             ("watch", lambda conn, _: watch(conn, log, memory, period_sec), 1),
             ("predict", lambda conn, until: predict(conn, log, memory, until), 0.2),
-            ("schedules", self._schedules.make, 0.2),
             ("alerts", self._publish_alerts, 1),
             ("log_days", lambda conn, _: keep_log_days(conn, log, memory, days), 1),
             ("prune", self._prune, 0.8),
@@ -165,6 +164,7 @@ class Reaper:
             started = now()
             for name, duty, share in self._duties:
                 self._do(name, duty, now() + share * period_sec)
+                self._do("schedules", self._schedules.make, now() + 0.2 * period_sec)  # they are to be punctual
             self._pause(started + period_sec)
 
     def _do(self, name: str, duty: Duty, until: float = math.inf) -> None:
@@ -193,10 +193,6 @@ class Reaper:
                 return
             wake_at = min(until, self._schedules.due_at)
             self._do("pause", lambda conn, _: self._signals.wait(wake_at - now(), conn.fileno()))  # noqa: B023
-
-    def _open_session(self) -> Plain:
-        within = self._settings.pg_connect_timeout
-        return Plain.open(self._dsn, "dl-reaper", self._settings.pg_schema_queue, within, ANSWER_SEC, LOCK_SEC)
 
     def _resume(self, session: Plain, lost: Sequence[Plain]) -> None:
         schedules.listen(session.conn)

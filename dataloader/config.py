@@ -731,6 +731,11 @@ class Settings(BaseSettings):
         return self.workers_json or (etl, WorkerSpec(queue=self.dl_alerts_queue))
 
     @property
+    def ends_within(self) -> float:
+        """Seconds from an order to drain until a worker that is still there is killed."""
+        return self.dl_drain_sec + self.dl_kill_grace_sec
+
+    @property
     def data_dir(self) -> Path:
         """The only folder that file loaders read from: DL_DATA_DIR, else `data` in DL_HOME."""
         return self.dl_data_dir or self.dl_home / "data"

@@ -13,6 +13,7 @@ import resource
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -37,6 +38,7 @@ from dataloader.queue.run_log import SAVED, Keys, RunLog, Splitter, Text, harmle
 
 TICK_SEC = 0.25
 ANSWER_SEC = periods.seconds("KEEPER_ANSWER_SEC", 10.0)  # the longest wait for an answer of the server
+LOCK_SEC = 2.0  # for a lock that another session has
 SILENT_SEC = 1.0  # from a claim until the keeper hands back what waits behind a run that holds the GIL
 # How long the keeper searches for the worker of a cancelled job: its slot may not show the job yet.
 HEARD_SEC = periods.seconds("HEARD_SEC", 5.0)
@@ -67,9 +69,10 @@ class Keeper:
         self.log = structlog.get_logger("keeper").bind(pid=os.getpid())
         self._settings = settings
         self._shared = shared
-        self._dsn = dsn
+        schema, within = settings.pg_schema_queue, settings.pg_connect_timeout
+        begin = partial(Plain.open, dsn, "dl-keeper", schema, within, ANSWER_SEC, LOCK_SEC)
         outage = FarmOutage(shared.outage, self.log)
-        self._session = Session(self._open_session, self._resume, outage, "keeper.session.lost")
+        self._session = Session(begin, self._resume, outage, "keeper.session.lost")
         self._supervisor = os.getppid()
         self._retry_at = 0.0
         self._asked: dict[str, float] = {}  # the cancelled jobs, and until when to search for their workers
@@ -186,12 +189,6 @@ class Keeper:
         self.log.info("keeper.taken_back", worker=slot.worker, job_id=str(held.job_id), jobs=jobs)
         slot.ahead = 0
 
-    # --- the session ---
-
-    def _open_session(self) -> Plain:
-        within = self._settings.pg_connect_timeout
-        return Plain.open(self._dsn, "dl-keeper", self._settings.pg_schema_queue, within, ANSWER_SEC, 2)
-
     def _resume(self, session: Plain, lost: Sequence[Plain]) -> None:
         lifecycle.listen_for_cancellations(session.conn)
         self._ask_all = True
@@ -235,11 +232,10 @@ class Keeper:
         """After the supervisor was killed: its workers drain, and the keeper kills overdue ones."""
         if not self._is_orphaned():
             return
-        patience = self._settings.dl_drain_sec + self._settings.dl_kill_grace_sec
         for slot in self._shared.used():
             if slot.state == State.DEAD:
                 continue
-            slot.drain_until(now() + patience)
+            slot.drain_until(now() + self._settings.ends_within)
             if why := kill_reason(slot):
                 slot.why = why
                 kill_group(slot.pid)

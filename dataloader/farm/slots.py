@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from enum import IntEnum
-from typing import Annotated, NamedTuple, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_type_hints
 from uuid import UUID
 
 from setproctitle import setproctitle
@@ -31,11 +31,11 @@ class State(IntEnum):
 
     FREE = 0
     STARTING = 1
-    RESTING = 2  # ready, but does not claim before another order
+    RESTING = 2  # ready, but does not claim before it may
     AWAKE = 3  # claims or writes ends
     IDLE = 4  # waits for a notification
     BUSY = 5  # runs the job that the slot shows
-    LEAVING = 6  # about to exit, for its successor
+    LEAVING = 6  # about to exit
     DEAD = 7  # reaped; the keeper recovers its jobs
 
 
@@ -55,14 +55,6 @@ class Needs(NamedTuple):
 
 
 NONE = Needs()
-
-
-class Order(IntEnum):
-    """The supervisor's order to a worker."""
-
-    WAIT = 0  # finish the run, then do not claim
-    WORK = 1
-    LEAVE = 2  # exit; only a worker that rests gets this order
 
 
 _Int = Annotated[int, ctypes.c_int32]
@@ -131,7 +123,7 @@ class Slot(ctypes.Structure):
     pid: _Int
     kind: _Int  # the supervisor's number for workers that serve the same queues
     reload: _Int  # the number of the reload whose settings the process has
-    order: _Int  # by the supervisor
+    may_work: _Flag  # by the supervisor; False: the worker finishes its run, then does not claim
     empty_claim_at: _Seconds  # when the worker sent its last claim that returned no job
     due_at: _Seconds  # when the next row is due, by that claim's answer; written before empty_claim_at
     exit_status: _Int
@@ -139,17 +131,11 @@ class Slot(ctypes.Structure):
     calling: _Text  # the user's code that the worker is calling at its start: "import of my_pipelines"; empty: none
     backend: _Text  # the pid and the start of the session's backend in PostgreSQL
     warm_json: Annotated[bytes, ctypes.c_char * WARM_MOST]  # the affinity keys of the worker's resources
-    jobs: Annotated[bytes, ctypes.c_char * (16 * JOBS_MOST)]  # the ids of the worker's last claim, in its order
+    jobs: Annotated[Any, (ctypes.c_char * 16) * JOBS_MOST]  # the ids of the worker's last claim, in its order
     attempts: Annotated[list[int], ctypes.c_int32 * JOBS_MOST]
     queue_lines: Annotated[bytes, ctypes.c_char * (QUEUES_MOST * 513)]  # names of 128 characters, a line each
 
     index: int  # of the slot among those of the farm
-
-    def place_at(self, index: int) -> Slot:
-        """Set the index of this slot; called once in each process that has the memory."""
-        self.index = index
-        self._jobs = memoryview((ctypes.c_char * (16 * JOBS_MOST)).from_buffer(self, Slot.jobs.offset)).cast("B")  # type: ignore[attr-defined]
-        return self
 
     @property
     def worker(self) -> str:
@@ -166,8 +152,8 @@ class Slot(ctypes.Structure):
 
     @property
     def is_ready(self) -> bool:
-        """True while the worker has a session and need not leave."""
-        return self.order != Order.LEAVE and (self.works or self.state == State.RESTING)
+        """True while the worker has a session and does not drain."""
+        return not self.drain_by and (self.works or self.state == State.RESTING)
 
     @property
     def session(self) -> tuple[int, datetime] | None:
@@ -176,8 +162,8 @@ class Slot(ctypes.Structure):
         return (int(pid), datetime.fromisoformat(start)) if start else None
 
     def take(self, kind: int, reload: int = 0) -> None:
-        """Prepare the slot for a process that will be forked; its order is WAIT."""
-        ctypes.memset(ctypes.addressof(self), 0, Slot.jobs.offset)  # type: ignore[attr-defined]  # the rest counts as far as `claimed`
+        """Prepare the slot for a process that will be forked, and may not work yet."""
+        ctypes.memset(ctypes.addressof(self), 0, Slot.jobs.offset)  # the rest counts as far as `claimed`
         self.kind = kind
         self.reload = reload
         self.state = State.STARTING
@@ -198,7 +184,7 @@ class Slot(ctypes.Structure):
         size = len(job_ids)
         self.generation += 1
         self.place = self.count = 0
-        self._jobs[: 16 * size] = b"".join([job_id.bytes for job_id in job_ids])
+        ctypes.memmove(self.jobs, b"".join([job_id.bytes for job_id in job_ids]), 16 * size)
         self.attempts[:size] = attempts
         self.claimed = size
         self.generation += 1
@@ -240,8 +226,7 @@ class Slot(ctypes.Structure):
         return self._ids(behind, self.claimed - behind)
 
     def _ids(self, place: int, count: int) -> list[UUID]:
-        end = min(16 * (place + count), 16 * JOBS_MOST)
-        return [UUID(bytes=bytes(self._jobs[at : at + 16])) for at in range(16 * place, end, 16)]
+        return [UUID(bytes=job.raw) for job in self.jobs[place : place + count]]
 
     def recall(self, held: Held) -> bool:
         """Forbid the worker to begin the jobs behind the run that `held` shows; the keeper calls it.
@@ -351,9 +336,9 @@ class SharedSlots:
         # A new worker writes to this eventfd for the keeper, which opens the files of the worker's output.
         self.born = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._memory = mmap.mmap(-1, ctypes.sizeof(Slot) * size)
-        self.slots: list[Slot] = [
-            slot.place_at(index) for index, slot in enumerate((Slot * size).from_buffer(self._memory))
-        ]
+        self.slots: list[Slot] = [*(Slot * size).from_buffer(self._memory)]
+        for index, slot in enumerate(self.slots):
+            slot.index = index
         numbers = memoryview(self._memory).cast("i")  # all states by one call: there are hundreds of free slots
         self._states = numbers[Slot.state.offset // 4 :: ctypes.sizeof(Slot) // 4]  # type: ignore[attr-defined]
 

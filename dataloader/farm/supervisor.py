@@ -25,7 +25,7 @@ from dataloader import log, periods
 from dataloader.config import ConfigError, Settings
 from dataloader.farm import process
 from dataloader.farm.process import EXIT_CANNOT_START, EXIT_OK, EXIT_RECYCLE, kill_group, now
-from dataloader.farm.slots import INTERRUPTS, Order, SharedSlots, Slot, State, deadlines, kill_reason
+from dataloader.farm.slots import INTERRUPTS, SharedSlots, Slot, State, deadlines, kill_reason
 
 SLOTS_LEAST = 256
 TICK_SEC = 0.5
@@ -72,8 +72,8 @@ class Child:
 
     @property
     def rests(self) -> bool:
-        """True if the worker does not claim until its order changes: it has shown RESTING since it got WAIT."""
-        return self.slot.order == Order.WAIT and self.slot.state == State.RESTING
+        """True if the worker does not claim until it may: it has shown RESTING since it was to wait."""
+        return not (self.slot.may_work or self.slot.drain_by) and self.slot.state == State.RESTING
 
 
 class Supervisor:
@@ -153,8 +153,7 @@ class Supervisor:
                     os.kill(pid, signal.SIGTTIN)
                 self._read_stacks_at = now() + STACKS_SEC
             else:
-                in_time = self.settings.dl_drain_sec + self.settings.dl_kill_grace_sec
-                self._drain(within=0 if number == signal.SIGQUIT else in_time)
+                self._drain(within=0 if number == signal.SIGQUIT else self.settings.ends_within)
 
     # --- death ---
 
@@ -333,8 +332,8 @@ class Supervisor:
     def _give_orders(self) -> None:
         """Replace the workers of earlier reloads one by one, and let as many workers claim as are wished for.
 
-        A worker that works gets WAIT, finishes its run, and shows RESTING; only then it gets LEAVE, and another worker
-        its place. So no more jobs run at once than wished for, and no order overtakes a claim.
+        A worker that is to wait finishes its run, and shows RESTING; only then it drains, and another worker gets its
+        place. So no more jobs run at once than wished for, and no order overtakes a claim.
         """
         if self._draining:
             return
@@ -348,24 +347,24 @@ class Supervisor:
         are_ready = all(ready[queues] >= wanted for queues, wanted in self._wanted().items())
         resting = [child for child in older if child.rests]
         if are_ready and resting:
-            self._order(resting[0], Order.LEAVE)
+            self._drain_worker(resting[0], self.settings.ends_within)
         idle = [child for child in older if child.slot.state == State.IDLE]
         asked = (idle[:1] or older) if are_ready and not resting else []
         for child in older:
             if child.slot.works:
-                self._order(child, Order.WAIT if child in asked else Order.WORK)
+                self._let_work(child, child not in asked)
 
     def _let_claim(self, of_kind: list[Child], wished_for: int) -> None:
         """Give the free places of a kind to the workers that are ready, then to those that start; the newest first."""
-        at_work = [child for child in of_kind if child.slot.order == Order.WORK or child.slot.works]
-        others = [child for child in of_kind if child not in at_work and child.slot.order == Order.WAIT]
+        at_work = [child for child in of_kind if child.slot.may_work or child.slot.works]
+        others = [child for child in of_kind if child not in at_work and not child.slot.drain_by]
         others.sort(key=lambda child: (not child.rests, -child.slot.reload))
         for child in others[: max(0, wished_for - len(at_work))]:
-            self._order(child, Order.WORK)
+            self._let_work(child, True)
 
-    def _order(self, child: Child, order: Order) -> None:
-        if child.slot.order != order:
-            child.slot.order = order
+    def _let_work(self, child: Child, may_work: bool) -> None:
+        if child.slot.may_work != may_work:
+            child.slot.may_work = may_work
             if child.slot.state != State.BUSY:  # a busy worker checks its slot after the run
                 os.kill(child.pid, signal.SIGHUP)
 
@@ -388,10 +387,14 @@ class Supervisor:
         was_draining, self._draining = self._draining, True
         if not was_draining:
             self._log.info("supervisor.draining", workers=len(self._workers), within_sec=within)
-        for pid, child in self._workers.items():
-            child.slot.drain_until(now() + within)
-            if not was_draining:
-                os.kill(pid, signal.SIGTERM)
+        for child in self._workers.values():
+            self._drain_worker(child, within)
+
+    def _drain_worker(self, child: Child, within: float) -> None:
+        did_drain = child.slot.drain_by > 0
+        child.slot.drain_until(now() + within)
+        if not did_drain:
+            os.kill(child.pid, signal.SIGTERM)
 
     def _is_over(self) -> bool:
         """Whether the drain is over; the keeper stops last, because it recovers the last workers' jobs."""

@@ -30,7 +30,7 @@ from dataloader.farm.heartbeat import Heartbeat
 from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED, EXIT_OK, EXIT_RECYCLE, now
 from dataloader.farm.runner import CannotStart, Runner, last_words
 from dataloader.farm.session import Lost, Plain, Session, read
-from dataloader.farm.slots import TOOK_LONGER, Order, SharedSlots, Slot, State
+from dataloader.farm.slots import TOOK_LONGER, SharedSlots, Slot, State
 from dataloader.obs import telemetry
 from dataloader.pipelines import hooks
 from dataloader.pipelines.forms import own_process
@@ -59,7 +59,7 @@ class Unwritten(Exception):
 
 
 def main(settings: Settings, dsn: str, queues: Sequence[str], shared: SharedSlots, slot: Slot) -> int:
-    """Work on these queues until an order to stop or to leave; returns the process's exit status."""
+    """Work on these queues until an order to drain; returns the process's exit status."""
     worker = Worker(settings, dsn, queues, shared, slot)
     keep_children_plain(worker.take_signals(), worker.signals.wakeup_fd)
     os.eventfd_write(shared.born, 1)
@@ -98,7 +98,6 @@ class Worker:
         self.log = structlog.get_logger("worker").bind(worker=self.name, queue=", ".join(queues))
         self._dsn = dsn
         self._supervisor = os.getppid()
-        self._drain_sec = settings.dl_drain_sec + settings.dl_kill_grace_sec
         self.signals = process.Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self.drain)
         outage = FarmOutage(shared.outage, self.log)
         self.session = Session(self._open_session, self._resume, outage, "worker.session.lost")
@@ -130,7 +129,7 @@ class Worker:
     def drain(self, number: int = signal.SIGTERM) -> None:
         """Stop claiming, unless the signal is SIGHUP; in a signal handler, so the method only sets values."""
         if number != signal.SIGHUP:
-            self.slot.drain_until(now() + self._drain_sec)
+            self.slot.drain_until(now() + self.settings.ends_within)
 
     @property
     def drains(self) -> bool:
@@ -139,11 +138,7 @@ class Worker:
     @property
     def may_claim(self) -> bool:
         """False once the worker drains, and while another worker has its place."""
-        return not self.drains and self.slot.order == Order.WORK
-
-    @property
-    def is_over(self) -> bool:
-        return self.drains or self.slot.order == Order.LEAVE
+        return not self.drains and self.slot.may_work
 
     def pause(self, seconds: float, *others: int) -> None:
         """Wait for `seconds`, a signal, the supervisor's death, or one of the file descriptors `others`."""
@@ -163,7 +158,7 @@ class Worker:
 
         def may_wait() -> bool:
             self.pause(START_TURN_SEC)
-            return not self.is_over
+            return not self.drains
 
         start_farm = partial(self._call_hook, hooks.ON_FARM_START)  # in one worker after the other
         if not hooks.ON_FARM_START or once(self.shared.farm_start, self.slot.reload, start_farm, may_wait):
@@ -198,8 +193,8 @@ class Worker:
     # --- the loop ---
 
     def work(self) -> int:
-        """Claim, run, and write the ends with the next claim, until an order to leave; returns the exit status."""
-        while self._sound and not self.is_over:
+        """Claim, run, and write the ends with the next claim, until an order to drain; returns the exit status."""
+        while self._sound and not self.drains:
             try:
                 if not self.may_claim:
                     self.session.call(self._rest)
@@ -214,7 +209,7 @@ class Worker:
                     self.session.call(self._wait)
             except Lost:
                 self.pause(self.session.pause_sec)
-        if self.slot.order == Order.LEAVE:
+        if self.drains:
             self.slot.state = State.LEAVING
         self._write_last()
         if self.runner.warm.keys:
@@ -261,7 +256,7 @@ class Worker:
 
     def _write_last(self) -> None:
         """Write all ends before the worker leaves; raises Unwritten when it has to leave before."""
-        patience = now() + self._drain_sec
+        patience = now() + self.settings.ends_within
         while self.batch.owes:
             why, spare = "their rows are locked", 2 * LOCKED_SEC
             try:
@@ -437,7 +432,7 @@ class Worker:
     # --- waiting ---
 
     def _rest(self, session: lifecycle.Session) -> None:
-        """Wait for another order without a claim; the state RESTING shows the supervisor that no claim is under way."""
+        """Wait until the worker may work; the state RESTING shows the supervisor that no claim is under way."""
         if self.batch.owes:
             self.batch.step(session, 0)
         if self.slot.state != State.RESTING:
@@ -445,7 +440,7 @@ class Worker:
             self._show_state(State.RESTING, "waits to claim")
             process.call_parent(self._supervisor)
         read(session.conn)
-        if not (self.may_claim or self.is_over):
+        if not (self.may_claim or self.drains):
             self.pause(REST_SEC, session.conn.fileno())
 
     def _wait(self, session: lifecycle.Session) -> None:

@@ -228,8 +228,7 @@ def _start(
         environment["PYTHONDONTWRITEBYTECODE"] = "1"  # a .pyc names its source by second and size: it may hide a change
     report = _check(environment, signals)
     tasks = _print_findings(report)
-    workers_stop = settings.dl_drain_sec + settings.dl_kill_grace_sec + 15
-    for name, within in (("reaper", REAPER_STOP_SEC), ("workers", workers_stop), ("api", API_STOP_SEC)):
+    for name, within in (("reaper", REAPER_STOP_SEC), ("workers", settings.ends_within + 15), ("api", API_STOP_SEC)):
         _add(Program(name, environment, within), parts, cleanup)
     cleanup.callback(say, "dataloader up: stopping, running jobs have time to finish")
     reload = None

@@ -1,4 +1,4 @@
-"""Pipelines with models of their args, for the tests of farms; `DL_TEST_MODEL` names the version of the code."""
+"""Pipelines with models of their args, for the tests of farms."""
 
 from __future__ import annotations
 
@@ -17,19 +17,12 @@ class Load(BaseModel):
     password: str | None = None
 
 
-class NewLoad(Load):
-    zone: str
-
-
-MODEL = NewLoad if os.environ.get("DL_TEST_MODEL") == "new" else Load
-
-
 def told(args: Any) -> None:
     """Leave the type of what it was given in the folder of the test."""
     with open(os.environ["DL_TEST_TOLD"], "a") as file:
         print(type(args).__name__, file=file)
 
 
-@register("typed", args=MODEL, on_exhausted=told)
+@register("typed", args=Load, on_exhausted=told)
 def typed(args: Load) -> dict[str, Any]:
     return {"model": type(args).__name__, "day": args.day, "limit": args.limit}

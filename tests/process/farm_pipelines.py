@@ -349,28 +349,13 @@ def tells_secrets(args: dict[str, Any], context: Context) -> Iterator[Progress]:
 STEP_SEC = 0.02
 
 
-@register("diary")
-def diary(args: dict[str, Any], context: Context) -> Iterator[Progress]:
-    """Note each step's attempt and time in `file`; attempt 1 goes on until the file `until[0]` exists, and so on."""
-    for _ in _steps(args, context):
-        yield {"processed": 0}
-
-
 @register("stubborn_diary")
 def stubborn_diary(args: dict[str, Any], context: Context) -> None:
-    """The same without a safe point."""
-    for _ in _steps(args, context):
-        pass
-
-
-def _steps(args: dict[str, Any], context: Context) -> Iterator[None]:
+    """Note each step's attempt and time in `file`, without a safe point, until the file `until` exists."""
     with Path(args["file"]).open("a", buffering=1) as file:
-        while True:
+        while not Path(args["until"]).exists():
             print(context.attempt, time.time(), file=file)
-            if Path(args["until"][context.attempt - 1]).exists():
-                return
             time.sleep(STEP_SEC)
-            yield
 
 
 @register("fills")

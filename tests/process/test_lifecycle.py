@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import threading
 import time
-from collections import Counter
 from contextlib import suppress
 from uuid import UUID, uuid4
 
@@ -16,7 +14,7 @@ import psutil
 import psycopg
 import pytest
 from farming import Farm, LongJob, Program, on_all, until
-from judge import OVERLAPS, illegal
+from judge import illegal
 from psycopg import sql
 
 from dataloader.queue import lifecycle
@@ -247,41 +245,6 @@ def test_g4_a_row_that_python_cannot_read_fails_alone(farm: Farm) -> None:
     )[0]
     assert "ValueError" in farm.wait(bad, "failed")["error"]
     assert farm.wait(farm.enqueue("noop"), "succeeded")
-
-
-@pytest.mark.longest
-@pytest.mark.parametrize("jobs", [600, pytest.param(2_000, marks=pytest.mark.slow)])
-def test_many_jobs_over_shared_keys_survive_a_kill_every_200_ms(farm: Farm, jobs: int) -> None:
-    """50 keys of which one has a third of the jobs, two queues, 4 workers; 3 or 10 s of kills."""
-    for number in range(jobs):
-        key = "hot" if number % 3 == 0 else f"key-{number % 49}"
-        farm.enqueue("recorded", "ab"[number % 2], key, args={"sec": 0.01}, max_attempts=50)
-    wish = '[{"queue": "a", "concurrency": 2}, {"queue": "b", "concurrency": 2}]'
-    program = farm.start(workers_json=wish, dl_drain_sec=5)
-    program.logged("worker.started", 4)
-    kills = 0
-    for _ in range(jobs // 40):
-        time.sleep(0.2)  # the rhythm of the nemesis, not a wait for anything
-        if workers := program.workers():
-            random.choice(workers).kill()
-            kills += 1
-    assert kills >= jobs // 50
-
-    left = "SELECT job_id, status::text, attempt FROM dl_jobs WHERE status IN ('queued', 'running')"
-    try:
-        until(lambda: not farm.rows(left), "the end of all jobs", patience=90)
-    except AssertionError as e:
-        stories = [(row, farm.journal(row[0])) for row in farm.rows(left)]
-        raise AssertionError(f"{e}: {stories}") from None
-    ends = Counter(status for (status,) in farm.rows("SELECT status::text FROM dl_jobs"))
-    assert ends == {"succeeded": jobs}
-    assert farm.rows(OVERLAPS) == []
-    for job_id, status, kinds in farm.rows(
-        "SELECT j.job_id, j.status::text, array_agg(e.kind ORDER BY e.event_id) FROM dl_jobs j"
-        " JOIN dl_job_events e USING (job_id) GROUP BY 1, 2"
-    ):
-        assert illegal(kinds, status) is None, (job_id, kinds)
-    assert program.stop() == 0
 
 
 def test_a_claim_that_outlives_its_killed_worker_is_settled_too(farm: Farm) -> None:

@@ -133,16 +133,6 @@ def test_a_pipeline_gets_its_model_and_wrong_args_fail_for_good(farm: Farm, told
     assert told.read_text().split() == ["dict"]  # what there was of its args
 
 
-def test_of_two_versions_the_worker_that_started_last_has_the_word(farm: Farm, told: Path) -> None:
-    farm.ready(workers=1, dl_pipelines="args_pipelines")
-    assert faults(farm, {"day": "x"}) == []
-    farm.ready(workers=1, queue="r", dl_pipelines="args_pipelines", dl_test_model="new")
-    assert faults(farm, {"day": "x"}) == ["zone is required"]
-    third = farm.start(workers=1, queue="s", dl_pipelines="args_pipelines")
-    third.logged("worker.started")
-    assert faults(farm, {"day": "x"}) == []
-
-
 BOOM = "ValueError at farm_pipelines.py:errs: row # of … is wrong"
 
 
@@ -325,7 +315,7 @@ def test_other_jobs_run_and_its_end_is_written_when_the_lock_goes(farm: Farm, pr
 def test_its_end_is_written_beside_a_long_run(farm: Farm) -> None:
     diary, go = farm.folder / "diary", farm.folder / "go on"
     with ended_behind_a_lock(farm) as (_, job):
-        long = farm.enqueue("stubborn_diary", args={"file": str(diary), "until": [str(go)]})
+        long = farm.enqueue("stubborn_diary", args={"file": str(diary), "until": str(go)})
         until(diary.exists, "the long run to begin")
     assert farm.wait(job, "succeeded")["attempt"] == 1
     assert farm.job(long)["status"] == "running"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from api_app import Refused, answered, asked, strict
+from api_app import answered, asked, strict
 from flask.testing import FlaskClient
 
 from dataloader.model.plans import Backfill, BackfillPreview, BackfillRetried, Partitions
@@ -36,23 +36,6 @@ def test_a_dry_run_shows_jobs_and_changes_nothing(client: FlaskClient) -> None:
     strict(BackfillPreview, shown)
     assert (shown["total"], shown["samples"][-1]["args"]) == (5, {"date": "2019-01-05"})
     assert client.get(PATH).get_json() == {"backfills": []}
-
-
-def test_a_backfill_that_is_not_valid_is_refused_with_what_would_be_right(
-    client: FlaskClient, refused: Refused
-) -> None:
-    for fields, pointer, words in [
-        ({"step": "fortnight"}, "", "step should be such as day"),
-        ({"since": "soon"}, "", "since should be a date such as 2019-01-31"),
-        ({"partitions": ["a"]}, "", "one of a range (since, until and step) and partitions"),
-        ({"args": {"a": "{{ dete }}"}}, "", "{{ dete }} is not known; known are {{ partition }}"),
-        ({"name": "a/b"}, "/name", "should be letters of A to Z, digits"),
-        ({"name": "n" * 81}, "/name", "at most 80 characters"),
-    ]:
-        for path in (PATH, f"{PATH}/dry-run"):
-            problem = refused(client.post(path, json=RATES | fields), 400, "invalid-input", pointer)
-            assert words in problem["errors"][0]["message"]
-        assert client.get(PATH).get_json() == {"backfills": []}
 
 
 def test_the_partitions_come_page_by_page_each_with_its_job(client: FlaskClient, conn: db.Connection) -> None:

@@ -6,7 +6,6 @@ import json
 from typing import Any
 from uuid import UUID
 
-import pytest
 from api_app import BATCH, MINIMAL, NOWHERE, TRIGGER, Refused, rows, running
 from flask.testing import FlaskClient
 from test_api_audit import Lines, lines  # noqa: F401
@@ -37,18 +36,6 @@ def test_each_job_is_stored_as_a_trigger_stores_it(client: FlaskClient, conn: db
     assert many == [one, all_fields]
     at = conn.execute("SELECT DISTINCT available_at FROM dl_jobs WHERE idempotency_key IS NOT NULL").fetchall()
     assert len(at) == 1
-
-
-@pytest.mark.parametrize("end", ["queued", "running", "succeeded", "lost"])
-def test_a_known_key_answers_with_its_job(client: FlaskClient, conn: db.Connection, end: str) -> None:
-    first = client.post(TRIGGER, json=MINIMAL | {"idempotency_key": "a"}).json["job_id"]
-    conn.execute("UPDATE dl_jobs SET status = %s, lease_expires_at = now() + '1 min'", (end,))
-    again = [MINIMAL | {"idempotency_key": key} for key in ("b", "a", "b")]
-    answers = [batch(client, *again).json["jobs"] for _ in range(2)]
-    assert answers[0] == answers[1]
-    assert answers[0][1] == {"job_id": first, "status": end}
-    assert answers[0][0] == answers[0][2] != answers[0][1]
-    assert len(rows(conn)) == 2
 
 
 def test_a_field_that_a_trigger_refuses_is_pointed_at(

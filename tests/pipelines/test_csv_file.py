@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -498,24 +497,7 @@ def test_links_and_absolute_paths_within_the_folder(run: Run, tmp_path: Path, ro
     assert rows("SELECT * FROM t") == [("1",)]
 
 
-# Ends
-
-
-def test_ended_at_any_safe_point(job: Load, rows: Rows, tmp_path: Path) -> None:
-    """A canceled run leaves no row; after a killed run, the next one loads the file's rows."""
-    (tmp_path / "f.csv").write_text("id\n1\n2\n3\n")
-    load = partial(job, "load.csv", LOAD | {"path": "f.csv", "batch_rows": 1})
-    points = range(1, load().steps + 1)
-    assert len(points) > 4
-    for point in points:
-        rows("DROP TABLE IF EXISTS t")
-        assert load(cancel_at=point).status == "canceled"
-        assert rows("SELECT to_regclass('t')") == [(None,)]
-        assert load(crash_at=point).attempts == 2
-        assert rows("SELECT id FROM t ORDER BY id") == [("1",), ("2",), ("3",)]
-    versions = rows("SELECT id, xmin FROM t ORDER BY id")
-    assert load(crash_at="end").status == "succeeded"
-    assert rows("SELECT id, xmin FROM t ORDER BY id") == versions
+# Two at once
 
 
 def test_two_loads_that_both_create_the_table(context: Context, rows: Rows, dsn: str) -> None:

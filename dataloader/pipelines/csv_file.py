@@ -165,9 +165,8 @@ class CsvFile(FileSource):
         mark = "," if layout.widths else layout.delimiter or self._recognized()
         is_cut = bool(layout.widths or mark == WHITESPACE)
         self._delimiter, self._quote = mark, _NO_QUOTE if is_cut else layout.quote or _NO_QUOTE
-        is_foreign = is_cut or layout.quote != '"' or layout.escape or not mark.isascii()
+        self._is_foreign = bool(is_cut or layout.quote != '"' or layout.escape or not mark.isascii())
         self.delimiter = "," if is_cut or not mark.isascii() else mark
-        self._recut = self._rewritten if is_foreign else None
         self._compile(re.escape(mark[0]), re.escape(self._quote), re.escape(layout.escape or ""))
         self._read_header()
 
@@ -182,13 +181,11 @@ class CsvFile(FileSource):
         fields = f"(?:{enclosed}|{plain})", f"(?:{enclosed}{text}|(?!{quote}){text})"
         records = (re.compile(f"{field}(?:{mark}{field})*+[\r\n]*+", re.DOTALL) for field in fields)
         self._is_plain, self._is_whole = (record.fullmatch for record in records)
-        # A field that begins with a quote, and one that has a quote within.
-        self._field = re.compile(
-            f"(?:\\A|(?<={mark}))(?:({enclosed})({text})|[^{quote}{mark}]++{quote}{text})", re.DOTALL
-        )
-        self._cut = re.compile(f"(?:\\A|{mark})({enclosed}|{text})", re.DOTALL).finditer
-        escaped = f"|{escape}(?=[{quote}{mark}{escape}])" if escape else ""
-        self._unescaped = re.compile(f"(?:{quote}(?={quote}){escaped})(.)", re.DOTALL).sub
+        # A field: in quotes, with what is behind these, or bare.
+        self._cut = re.compile(f"(?:\\A|{mark})(?:({enclosed})({text})|({text}))", re.DOTALL).finditer
+        escaped = f"{escape}(?=[{quote}{mark}{escape}])" if escape else "(?!)"
+        self._unescaped = re.compile(f"{escaped}(.)", re.DOTALL).sub
+        self._unquoted = re.compile(f"(?:{quote}(?={quote})|{escaped})(.)", re.DOTALL).sub
 
     @property
     def names(self) -> list[str]:
@@ -218,7 +215,7 @@ class CsvFile(FileSource):
 
     def items(self, begin: Place, size: int) -> Iterator[tuple[int, Item]]:
         records = self.records(begin)
-        return records if self._recut or self._layout.skip_footer else self._in_blocks(records, size)
+        return records if self._is_foreign or self._layout.skip_footer else self._in_blocks(records, size)
 
     def _in_blocks(self, records: Iterator[tuple[int, Item]], size: int) -> Iterator[tuple[int, Item]]:
         left = size
@@ -371,7 +368,7 @@ class CsvFile(FileSource):
             if is_checked and (text == self._header or text == "\x1a"):
                 self._repeated_headers += text == self._header
                 continue
-            if self._recut and record is text and not (record := self._recut(text)):
+            if self._is_foreign and record is text and not (record := self._rewritten(text)):
                 continue
             self._count += 1
             yield first, record
@@ -433,14 +430,14 @@ class CsvFile(FileSource):
         if self._delimiter == WHITESPACE:
             words = re.findall(r'"([^"]*)"(?!\S)|(\S+)', text)
             return ",".join(field(bare or quoted, ",", not bare) for quoted, bare in words)
-        return self.delimiter.join(map(self._field_anew, self._cut(text)))
+        return self._as_csv(text)
 
-    def _field_anew(self, match: re.Match[str]) -> str:
-        text, escape = match[1], self._layout.escape
-        is_quoted = text.startswith(self._quote)
-        if is_quoted or escape:
-            text = self._unescaped(r"\1", text[1:-1] if is_quoted else text)
-        return field(text, self.delimiter, is_quoted)
+    def _as_csv(self, text: str) -> str:
+        fields = []
+        for enclosed, behind, bare in (cell.groups("") for cell in self._cut(text)):
+            value = self._unquoted(r"\1", enclosed[1:-1]) + self._unescaped(r"\1", behind or bare)
+            fields.append(field(value, self.delimiter, bool(enclosed)))
+        return self.delimiter.join(fields)
 
     def _irregular(self, text: str, first: int) -> tuple[str, int, str]:
         """The record that begins with this line, for COPY, the number of its further lines, and why it cannot be meant.
@@ -453,44 +450,24 @@ class CsvFile(FileSource):
             more = self._readline() if length < LONGEST_RECORD else ""
             if not more:
                 text = record.getvalue()
-                at = next((cell.start(1) for cell in self._cut(text) if self._is_open(cell[1])), len(text))
+                begins = (cell.start(3) for cell in self._cut(text) if (cell[3] or "").startswith(self._quote))
+                at = next(begins, len(text))
                 cut = "the file may be cut: fetch it again, whole; or the argument quote should name another one"
                 raise self.error(first, f"unterminated quote{self._within(text, at)}; {cut}")
             rest = f"{self._quote}{more}"  # the line begins within quotes
             length += record.write(more)
             lines += 1
-        text = record.getvalue()
+        text, fault = record.getvalue().rstrip("\r\n"), ""
         if self._is_plain(text):
-            return text, lines, ""
-        text = text.rstrip("\r\n")
-        fields = self._field.finditer(text) if self._is_checked else ()
-        behind = next((field.start() for field in fields if field[2] and field[2].strip()), None)
-        fault = "" if behind is None else _BEHIND.format(self._within(text, behind))
-        try:
-            return self._field.sub(self._enclosed, text), lines, fault
-        except ValueError as e:
-            raise self.error(first, str(e), lines) from None
-
-    def _is_open(self, text: str) -> bool:
-        quotes = text.count(self._quote)
-        return text.startswith(self._quote) and (quotes % 2 == 1 or bool(self._layout.escape))
-
-    def _enclosed(self, field: re.Match[str]) -> str:
-        """The field for COPY; raises ValueError where its quote may belong to another line."""
-        enclosed, behind = field.groups()
-        if enclosed is None:
-            text, literal = "", field[0]
-        elif behind and re.search("[\r\n]", enclosed):
-            raise ValueError("a field of several lines has text behind the closing quote")
-        else:
-            text, literal = enclosed[1:-1], behind
-        quote = self._quote
-        count = literal.count(quote)
-        if not (count or behind):
-            return field[0]
-        self._literal_quotes += count
-        literal = literal.replace(quote, quote * 2)
-        return f"{quote}{text}{literal}{quote}"
+            return text, lines, fault
+        for cell in self._cut(text):
+            enclosed, behind, bare = cell.groups("")
+            if behind and re.search("[\r\n]", enclosed):
+                raise self.error(first, "a field of several lines has text behind the closing quote", lines)
+            if self._is_checked and not fault and behind.strip():
+                fault = _BEHIND.format(self._within(text, cell.start(1)))
+            self._literal_quotes += (behind or bare).count(self._quote)
+        return text if self._is_foreign else self._as_csv(text), lines, fault
 
 
 def text_pattern(delimiter: str) -> str:

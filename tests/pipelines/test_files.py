@@ -90,6 +90,11 @@ CASES: dict[str, tuple[bytes, dict[str, Any], list[tuple[str | None, ...]]]] = {
         {"escape": "\\", "null": ["\\N"]},
         [("1", "x,y"), ("2", 'a"b, c'), ("3", None)],
     ),
+    "an escape beside a literal quote": (
+        b'id,a\n1,5" x \\""y\n2,\\""z\n',
+        {"escape": "\\"},
+        [("1", '5" x ""y'), ("2", '""z')],
+    ),
     "an escape at the end": (b"id,a\n1,C:\\\n2,\"C:\\\\\"\n", {"escape": "\\"}, [("1", "C:\\"), ("2", "C:\\")]),
     "no header": (b"1,x\n2,y\n", {"header": False, "key": ["column_1"]}, [("1", "x"), ("2", "y")]),
     "names for no header": (b"1,x\n", {"header": ["id", "Big A"]}, [("1", "x")]),

@@ -71,7 +71,7 @@ class Filters(_Named, total=False):
     )
     error_group: Annotated[Text, Field(description="the group of the error, as /api/v1/errors has it")] | None
     since: Annotated[Instant, Field(description="changed then or later")] | None
-    until: Annotated[Instant, Field(description="changed before")] | None
+    until: Annotated[Instant, Field(description="changed then or before")] | None
 
 
 Matching = Annotated[Filters, Field(description="the jobs of a list; at least one filter")]

@@ -160,7 +160,7 @@ class Batch(NamedTuple):
     records: int
     bytes: int
     binary: Sequence[Any] | None  # a whole binary COPY; None where PostgreSQL has to read the text
-    block: Callable[[], Block]  # their text
+    texts: Callable[[int], Iterable[tuple[int, Text]]]  # the same rows with their numbers, by the number of the first
 
 
 class Place(NamedTuple):
@@ -682,7 +682,7 @@ class Table:
         if isinstance(first, Batch):
             if first.binary and self._copied_in_binary(first.binary):
                 return first.records
-            batch: Iterator[tuple[int, Text]] = iter([(number, first.block())])
+            batch = iter(first.texts(number))
         else:
             batch = self._batch(items if first is None else chain([(number, first)], items))
         try:
@@ -713,10 +713,12 @@ class Table:
             if isinstance(item, str):  # most are
                 yield number, item
                 rows, size = rows + 1, size + len(item) + _RECORD_SIZE
+            elif isinstance(item, Batch):  # it follows records of another file
+                yield from item.texts(number)
+                rows, size = rows + item.records, size + item.bytes
             else:
-                other = item.block() if isinstance(item, Batch) else item  # it follows records of another file
-                yield number, other
-                rows, size = rows + (other.records if isinstance(other, Block) else 1), size + len(other.text)
+                yield number, item
+                rows, size = rows + (item.records if isinstance(item, Block) else 1), size + len(item.text)
             if rows >= self.batch_rows or size > _BATCH_SIZE:
                 return
         self.is_done = True

@@ -94,10 +94,10 @@ def parsed_type(kind: str) -> Any | None:
     return pa.string() if is_text else _INTEGERS.get(kind, same)
 
 
-def typed(column: Any, kind: str, pattern: str, source: str) -> Any:
+def typed(column: Any, kind: str, pattern: str, source: bytes) -> Any:
     """The values as Arrow has read them from this text, with the type of moments; raises ArrowInvalid for a doubt."""
     if types.is_floating(column.type):
-        is_small = pc.any(pc.equal(column, 0)).as_py() and re.search("[eE]-|0{30}", source)
+        is_small = pc.any(pc.equal(column, 0)).as_py() and re.search(b"[eE]-|0{30}", source)
         if is_small or pc.any(pc.is_inf(column)).as_py():
             raise pa.ArrowInvalid("it may be out of range")
     if kind not in _MOMENTS:

@@ -918,8 +918,9 @@ class Table:
         rejected = self._keep_rejects()
         self.drop_staging()
         counts = dict.fromkeys(_COUNTS, 0)
-        [inserted] = self._numbers("SELECT count(*) FROM {table}")
-        return counts | {"inserted": inserted, "duplicate_keys": duplicates, "rejected": rejected}
+        # Rows that earlier transactions have copied have to be counted.
+        copied = self.copied or self._numbers("SELECT count(*) FROM {table}")[0] + duplicates
+        return counts | {"inserted": copied - duplicates, "duplicate_keys": duplicates, "rejected": rejected}
 
     def _complete(self) -> None:
         """Give a new table the load's own columns, and its key."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 _CHUNK_BYTES = 2**16
-_BLOCK_CHARACTERS = 2**21  # that Arrow reads at once
+_BLOCK_BYTES = 2**21  # that Arrow reads at once
 _ARRAY = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\[")
 _BETWEEN = re.compile("[ \t\r\n,]*+")  # objects
 _NO_OBJECT = 'should be an object such as {"id": 1}, for a list or a single value has no names of columns'
@@ -116,14 +116,16 @@ class JsonFile(TypedFile):
         records = self.records(begin)
         if self.total or self._is_array or not (self.stored and self.by_arrow and find_spec("pyarrow")):
             return records
-        from dataloader.pipelines.binary_copy import ahead, parsed_type
+        from dataloader.pipelines import binary_copy
 
         names = list(self.columns)
-        kinds = {names[at]: parsed_type(kind) for (at, _), kind in zip(self.by_arrow, self.stored, strict=False)}
+        kinds = {
+            names[at]: binary_copy.parsed_type(kind) for (at, _), kind in zip(self.by_arrow, self.stored, strict=False)
+        }
         if not all(kinds.values()):
             return records
         self._reached = begin, self.position
-        self._reading = self._in_use(ahead(self._batches(records, kinds, size)))
+        self._reading = self._in_use(binary_copy.ahead(self._batches(records, kinds, size)))
         return self._reading
 
     def _in_use(self, batches: Iterable[tuple[int, Batch, Place, int]]) -> Generator[tuple[int, Item], None, None]:
@@ -137,59 +139,74 @@ class JsonFile(TypedFile):
         """Some lines at once, and the places behind them; a record after the other where Arrow refuses a line."""
         from dataloader.pipelines.binary_copy import encoded
 
-        lines = re.compile(f"(?:[^\n]*+\n){{1,{size}}}+")
-        while self._has_more():
-            enough = min(_BLOCK_CHARACTERS, size * self._next().mark // max(1, self._count))
-            while len(self._text) - self._at < enough and self._read():
-                pass
-            found = lines.match(self._text, self._at)
-            text = found[0] if found else ""
-            begin, rows = self._next(), list[tuple[int, str | Rejected]]()
-            if (batch := self._by_arrow(text, kinds)) is not None:
-                self._pass(self._at + len(text))
+        lines = re.compile(b"(?:[^\n]*+\n){1,%d}+" % size)
+        ahead = b""  # of the place, while `_text` is empty
+        while True:
+            enough = max(1, min(_BLOCK_BYTES, size * self._offset // max(1, self._count)))
+            while len(ahead) < enough and (more := self._file.read(max(_CHUNK_BYTES, enough - len(ahead)))):
+                ahead += more
+            if not ahead:
+                return
+            begin, found = self._next(), lines.match(ahead)
+            data = found[0] if found else b""
+            again: bytes | list[tuple[int, str | Rejected]] = data
+            if (batch := self._by_arrow(data, kinds)) is not None:
+                self._offset += len(data)
+                self._line += data.count(b"\n")
                 self._count += batch.num_rows
+                ahead = ahead[len(data) :]
             else:
-                end = self._line + max(1, text.count("\n"))
-                while self._line < end and self._has_more():
-                    rows += islice(records, 1)
-            place = self._next()
-            binary = None if batch is None else encoded(batch, self.stored)
-            texts = partial(self._again, text) if batch is not None else lambda _, given=rows: given
-            yield (
-                begin.line,
-                Batch(place.records - begin.records, place.mark - begin.mark, binary, texts),
-                place,
-                super().position,
-            )
+                again, ahead = self._singles(records, ahead, begin.line + max(1, data.count(b"\n")))
+            binary, place = batch and encoded(batch, self.stored), self._next()
+            counts = place.records - begin.records, place.mark - begin.mark
+            yield begin.line, Batch(*counts, binary, partial(self._again, again)), place, super().position
 
-    def _by_arrow(self, text: str, kinds: Mapping[str, Any]) -> Any | None:
+    def _singles(
+        self, records: Iterator[tuple[int, str | Rejected]], ahead: bytes, end: int
+    ) -> tuple[list[tuple[int, str | Rejected]], bytes]:
+        """The records that begin before this line, and the bytes that are ahead then."""
+        rows: list[tuple[int, str | Rejected]] = []
+        self._text = self._utf8.decode(ahead)
+        while self._has_more() and self._line < end:
+            rows += islice(records, 1)
+        self._drop()
+        left = self._text.encode("utf-8", "surrogateescape") + self._utf8.getstate()[0]
+        self._utf8.reset()
+        self._text = ""
+        return rows, left
+
+    def _by_arrow(self, data: bytes, kinds: Mapping[str, Any]) -> Any | None:
         """The lines as the table's columns; None where Arrow refuses one, or may read it otherwise than PostgreSQL."""
         import pyarrow
         from pyarrow import json as arrow_json
 
         from dataloader.pipelines.binary_copy import typed
 
+        if not data or codecs.BOM_UTF8 in data:
+            return None
         try:
-            data = text.encode()
-            if not data or "\ufeff" in text:
-                return None
             read = arrow_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
             parse = arrow_json.ParseOptions(explicit_schema=pyarrow.schema(kinds.items()))
             table = arrow_json.read_json(pyarrow.BufferReader(data), read, parse).combine_chunks()
+            table.validate(full=True)  # the encoding too
             if not set(table.schema.names) <= self.columns.keys():
                 return None
             columns = [
-                typed(table[name].chunk(0), kind, pattern, text)
+                typed(table[name].chunk(0), kind, pattern, data)
                 for name, kind, (_, pattern) in zip(kinds, self.stored, self.by_arrow, strict=False)
             ]
             return whole(columns, self.added)
-        except (pyarrow.ArrowException, ValueError):
+        except pyarrow.ArrowException:
             return None
 
-    def _again(self, text: str, number: int) -> Iterator[tuple[int, str | Rejected]]:
-        """The records of lines that Arrow has read, one by one."""
+    def _again(
+        self, data: bytes | list[tuple[int, str | Rejected]], number: int
+    ) -> Iterator[tuple[int, str | Rejected]]:
+        """The records of lines that Arrow has read, one by one; or those that were read so already."""
+        if isinstance(data, list):
+            return iter(data)
         single = copy.copy(self)
-        single._file, single._reached = io.BytesIO(text.encode()), None
+        single._file, single._reached = io.BytesIO(data), None
         return single.records(Place(0, number))
 
     def place(self) -> Place:
@@ -268,7 +285,10 @@ class JsonFile(TypedFile):
     def _read(self) -> bool:
         """Read as much again as there is of the object, and drop what is passed; False at the end of the file."""
         data = self._file.read(max(_CHUNK_BYTES, len(self._text) - self._at))
-        self._offset = self.place().mark
-        self._text = self._text[self._at :] + self._utf8.decode(data, final=not data)
-        self._at = 0
+        self._drop()
+        self._text += self._utf8.decode(data, final=not data)
         return bool(data)
+
+    def _drop(self) -> None:
+        self._offset = self._next().mark
+        self._text, self._at = self._text[self._at :], 0

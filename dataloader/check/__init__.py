@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ class Report:
         return "\n".join(lines)
 
     def document(self) -> str:
-        report = {"ok": self.is_good, "settings": self.settings, "findings": [asdict(f) for f in self.findings]}
+        report = {"ok": self.is_good, "settings": self.settings, "findings": [f._asdict() for f in self.findings]}
         report["files"] = list(self.files)
         return json.dumps(report, ensure_ascii=False, indent=2)
 

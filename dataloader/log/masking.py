@@ -111,7 +111,7 @@ def masked(value: str) -> str: ...
 @overload
 def masked(value: T) -> T: ...
 def masked(value: Any) -> Any:
-    """A copy of `value` without secrets: of a text, or of a structure of dicts, lists and tuples.
+    """A copy of `value` without secrets: of a text, or of a structure of dicts, lists and (named) tuples.
 
     Any other value comes back unchanged. A text over TEXT_LIMIT is cut in its middle. The secret arguments of a job, a
     dict under the name `args`, are masked everywhere in the dict around them.
@@ -146,7 +146,7 @@ def _masked(value: Any, depth: int) -> Any:
                 items[at + 1] = MASK
             elif item in ("-u", "--user") and ":" in value[at + 1]:
                 items[at + 1] = masked_text(value[at + 1].split(":", 1)[0]) + f":{MASK}"
-    return items if isinstance(value, list) else tuple(items)
+    return items if isinstance(value, list) else getattr(value, "_make", tuple)(items)
 
 
 def without_known(value: Any) -> Any:

@@ -13,13 +13,12 @@ from typing import get_type_hints
 import pytest
 
 import dataloader
-from dataloader.api.dashboard import pages
 from dataloader.api.server import metrics
 from dataloader.cli import jobs, watch
 from dataloader.model import jobs as shown
 from dataloader.model.kinds import JobStatus
 from dataloader.queue.fields import FIELDS, LINKS, OF_PRODUCER, Field
-from dataloader.queue.job import FINAL, KINDS, STATUSES, Status, Verb
+from dataloader.queue.job import FINAL, KINDS, Status, Verb
 from dataloader.queue.reports import waiting
 
 
@@ -56,7 +55,6 @@ WORDS: dict[str, tuple[Callable[[], Iterable[object]], Iterable[object]]] = {
         re.findall(r'case "(\w+)"', inspect.getsource(waiting.words)),
     ),
     "cli.watch.EXITS": (lambda: watch.EXITS, FINAL),
-    "dashboard.pages.STATUSES": (lambda: dict(pages.STATUSES), STATUSES),
     "JobStatus": (lambda: JobStatus.__args__, Status),
 }  # fmt: skip
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from datetime import datetime
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from flask import Blueprint, Response, current_app, g, render_template, request
 
 from dataloader import ops
-from dataloader.api.dashboard import zones
-from dataloader.api.dashboard.render import action_url, done, failed
+from dataloader.api.dashboard.render import action_url, chosen_zone, done, failed
 from dataloader.api.dispatch import calling
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import session
@@ -42,8 +41,7 @@ ORDERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Button:
+class Button(NamedTuple):
     """One action: its operation, its label, the question before it, and parameters that it has by itself."""
 
     name: str
@@ -51,7 +49,7 @@ class Button:
     question: str = ""
     because: str = ""  # the reason why it is disabled; "": it is not
     is_grave: bool = False  # it destroys work or data
-    given: Mapping[str, str] = field(default_factory=dict)
+    given: Mapping[str, str] = {}
 
 
 def _button(name: str, label: str, because: str = "", jobs: str = "", *, is_grave: bool = False) -> Button:
@@ -163,7 +161,7 @@ def repeated(op: Op, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Carry out an operation, for ALL_SEC where it has more steps; the last answer, and its fields with the sum."""
     until, changed = monotonic() + ALL_SEC, 0
     # The zone of the page is that of a schedule that names none.
-    settings = current_app.extensions["settings"].model_copy(update={"timezone": zones.chosen().key})
+    settings = current_app.extensions["settings"].model_copy(update={"timezone": chosen_zone().key})
     with calling(settings) as call:
         while True:
             answer = op.run(call, given)
@@ -177,7 +175,7 @@ def repeated(op: Op, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 def _shown(value: Any) -> str:
     if isinstance(value, datetime):
-        return f"{value.astimezone(zones.chosen()):%Y-%m-%d %H:%M:%S}"
+        return f"{value.astimezone(chosen_zone()):%Y-%m-%d %H:%M:%S}"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

@@ -37,14 +37,13 @@ class Rectangle(NamedTuple):
     row: Any
 
 
-@dataclass(slots=True)
-class Lane:
+class Lane(NamedTuple):
     """A worker's runs: `busy` is the share of the time in which it had one."""
 
     worker: str
     runs: int
     busy: float
-    rectangles: list[Rectangle] = field(default_factory=list)
+    rectangles: list[Rectangle]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +116,11 @@ def lanes(runs: Iterable[Run], since: datetime, until: datetime) -> list[Lane]:
     of_worker: dict[str, list[Run]] = {}
     for run in runs:
         of_worker.setdefault(run.worker, []).append(run)
-    all_lanes = [Lane(worker, len(own), busy(own, since, until)) for worker, own in of_worker.items()]
+    all_lanes = [Lane(worker, len(own), busy(own, since, until), []) for worker, own in of_worker.items()]
     shown = sorted(sorted(all_lanes, key=lambda lane: -lane.busy)[:LANES], key=lambda lane: lane.worker)
     most = RECTANGLES // max(len(shown), 1)
     for number, lane in enumerate(shown):
-        lane.rectangles = _lane_boxes(of_worker[lane.worker], number * (LANE + GAP), since, until)[-most:]
+        lane.rectangles.extend(_lane_boxes(of_worker[lane.worker], number * (LANE + GAP), since, until)[-most:])
     return shown
 
 
@@ -129,8 +128,8 @@ def drawn(figures: Mapping[str, Any]) -> dict[str, Any]:
     """The charts of a task's or a queue's runs (queue/reports/runs.py): `columns` over time, `bars` of run times."""
     by_time = [row | {"good": row["runs"] - row["failed"]} for row in figures["by_time"]]
     return {
-        "columns": [each._asdict() for each in stacked(by_time, "good", "failed")],
-        "bars": [each._asdict() for each in stacked(figures["histogram"], "succeeded", "others")],
+        "columns": stacked(by_time, "good", "failed"),
+        "bars": stacked(figures["histogram"], "succeeded", "others"),
         "chart": {"width": WIDTH, "height": HEIGHT},
     }
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
@@ -17,8 +16,8 @@ from flask import Blueprint, Response, current_app, redirect, request, url_for
 from flask.typing import ResponseReturnValue
 
 from dataloader import log, ops, periods
-from dataloader.api.dashboard import actions, charts, formats, zones
-from dataloader.api.dashboard.render import failed, named_queue, show
+from dataloader.api.dashboard import actions, charts, formats
+from dataloader.api.dashboard.render import chosen_zone, failed, named_queue, show
 from dataloader.api.web import auth, cache
 from dataloader.api.web.endpoint import job_id as parsed_job_id
 from dataloader.api.web.endpoint import named, session
@@ -29,7 +28,7 @@ from dataloader.ops.errors import Problem, Unknown
 from dataloader.queue import again, db, fields, lifecycle, operations, parents
 from dataloader.queue import logs as of_logs
 from dataloader.queue.cursor import WrongCursor
-from dataloader.queue.job import FINAL, TALLIED
+from dataloader.queue.job import FINAL, GROUPS, STATUSES, TALLIED
 from dataloader.queue.plans import backfills as of_backfills
 from dataloader.queue.plans import plan
 from dataloader.queue.plans import schedules as of_schedules
@@ -59,15 +58,6 @@ MIN_INTERVAL_SEC = 1.0  # between the two reports of progress that give a rate
 TRAIL = 30  # earlier pages that the link `newer` can return to
 FILTERS = (*fields.FILTERS, "error_group")
 OF_LIST = (*FILTERS, "q", "status", "since", "until", "sort", "after")  # the parameters of a list, beside its trail
-STATUSES = [
-    *((status, status) for status in ("queued", "running", "succeeded", "failed", "canceled", "lost")),
-    ("ready", "ready: queued, waits for nothing"),
-    ("scheduled", "scheduled: time has not come"),
-    ("blocked", "blocked: waits for key, jobs, limit"),
-    ("fresh", "fresh: queued, never tried"),
-    ("retries", "retries: queued again"),
-    ("dead", "dead: failed or lost"),
-]
 Rows = list[dict[str, Any]]
 T = TypeVar("T")
 
@@ -83,7 +73,7 @@ def overview() -> Response:
         "overview.html",
         total=farm["total"],
         queues=farm["queues"],
-        alerts=[asdict(alert) for alert in active[:ALERTS]],
+        alerts=active[:ALERTS],
         more_alerts=len(active[ALERTS:]),
         workers=workers[:SHOWN],
         more_workers=len(workers) if len(workers) > SHOWN else 0,
@@ -123,17 +113,13 @@ def workers() -> Response:
 @blueprint.get("/postgres")
 def postgres() -> Response:
     """The health of the queue's database, and what `dataloader check` would warn of there."""
-    sections: dict[str, Any] = {
-        name: {"rows": section.rows, "row": section.row, "unseen": section.unseen}
-        for name, section in cache.ask(health).items()
-    }
     findings = cache.ask(_read_findings, fresh_sec=CHECKED_SEC)
-    return show("postgres.html", findings=findings, **sections)
+    return show("postgres.html", findings=findings, **cache.ask(health))
 
 
-def _read_findings(conn: db.Connection) -> Rows:
+def _read_findings(conn: db.Connection) -> list[database.Finding]:
     settings: Settings = current_app.extensions["settings"]
-    return [asdict(finding) for finding in database.session_findings(conn, settings, settings.queue_dsn or "")]
+    return database.session_findings(conn, settings, settings.queue_dsn or "")
 
 
 @blueprint.get("/schedules")
@@ -142,11 +128,7 @@ def schedules() -> Response:
     with session() as conn:
         rows = of_schedules.listed(conn)
         known = operations.args_schemas(conn, [row["task"] for row in rows])
-    listed = [
-        row
-        | {"is_known": row["task"] in known, "buttons": [asdict(button) for button in actions.schedule_buttons(row)]}
-        for row in rows
-    ]
+    listed = [row | {"is_known": row["task"] in known, "buttons": actions.schedule_buttons(row)} for row in rows]
     return show("schedules.html", schedules=listed, overdue_most=of_schedules.OVERDUE_SEC)
 
 
@@ -173,7 +155,7 @@ def backfill(name: str) -> Response:
         is_served=is_served,
         blocks=charts.blocks(rows),
         cells=partial(charts.cells, jobs=url_for(".job", job_id="")),
-        buttons=[asdict(button) for button in actions.backfill_buttons(row)],
+        buttons=actions.backfill_buttons(row),
         **_next("backfill", str(rows[-1]["place"]) if len(rows) == CELLS else None, name=name),
     )
 
@@ -211,10 +193,7 @@ def errors() -> Response:
         400 if mistake else 200,
         given=given | {"since": local},
         is_filtered=any(given.values()),
-        groups=[
-            row | {"buttons": [asdict(button) for button in actions.error_buttons(row, groups["is_cut"])]}
-            for row in groups["groups"]
-        ],
+        groups=[row | {"buttons": actions.error_buttons(row, groups["is_cut"])} for row in groups["groups"]],
         is_cut=groups["is_cut"],
         most=of_errors.GROUPS,
         mistake=mistake,
@@ -268,7 +247,7 @@ def jobs() -> ResponseReturnValue:
         400 if mistake else 200,
         given=given | local,
         is_filtered=any(value for name, value in given.items() if name != "sort"),
-        statuses=STATUSES,
+        statuses={status: f"{status}: {GROUPS[status]}" if status in GROUPS else status for status in STATUSES},
         more={name: _label(name) for name in FILTERS[3:]},
         shows_more=any(given[name] for name in (*FILTERS[3:], "since", "until")),
         jobs=page.jobs,
@@ -298,8 +277,8 @@ def _wanted(given: Mapping[str, str]) -> stats.Wanted:
     """The filters of the address. Raises ValueError for one that is not valid, with a text for the page."""
     if "\0" in "".join(given.values()):
         raise ValueError("A filter should have no NUL character in it.")
-    if given["status"] and given["status"] not in dict(STATUSES):
-        raise ValueError(f"The status should be one of: {', '.join(dict(STATUSES))}.")
+    if given["status"] and given["status"] not in STATUSES:
+        raise ValueError(f"The status should be one of: {', '.join(STATUSES)}.")
     texts = {name: given[name] or None for name in (*FILTERS, "q", "status")}
     sort = "key" if given["sort"] == "key" else "changed"
     return stats.Wanted(**texts, since=_instant(given["since"]), until=_instant(given["until"]), sort=sort)
@@ -311,14 +290,14 @@ def _instant(text: str) -> datetime | None:
         return None
     try:
         at = datetime.fromisoformat(text)
-        return (at if at.tzinfo else at.replace(tzinfo=zones.chosen())).astimezone(UTC)
+        return (at if at.tzinfo else at.replace(tzinfo=chosen_zone())).astimezone(UTC)
     except (ValueError, OverflowError):
         raise ValueError("A time should be a date and a time, as 2026-01-31T14:30.") from None
 
 
 def _local(at: datetime | None) -> str:
     """`at` as the value of an HTML field for date and time."""
-    return at.astimezone(zones.chosen()).strftime("%Y-%m-%dT%H:%M:%S") if at else ""
+    return at.astimezone(chosen_zone()).strftime("%Y-%m-%dT%H:%M:%S") if at else ""
 
 
 def _neighbours(given: Mapping[str, str], following: str | None) -> dict[str, str | None]:
@@ -349,11 +328,11 @@ def job(job_id: str) -> Response:
         raise Problem(404, "There is no job with this id: it was deleted, or its history is over.")
     waiting_for, is_stuck = row["waiting_for"] or {}, bool(used and used["stuck_since"])
     entries = [event for event in events if event["kind"] != "heartbeat"]
-    attempts = [attempt._asdict() for attempt in stats.attempts(events)]
+    attempts = stats.attempts(events)
     now = datetime.now(UTC)
     waits = waiting.words(row["waiting_for"], now)
-    is_running = attempts and attempts[-1]["ended_at"] is None
-    run_sec = (now - attempts[-1]["started_at"]).total_seconds() if is_running else None
+    is_running = attempts and attempts[-1].ended_at is None
+    run_sec = (now - attempts[-1].started_at).total_seconds() if is_running else None
     return show(
         "job.html",
         job=row,
@@ -375,7 +354,7 @@ def job(job_id: str) -> Response:
         events=entries,
         heartbeats=len(events) - len(entries),
         later=url_for(".job", job_id=wanted, after=events[-1]["event_id"]) if len(events) == EVENTS else None,
-        buttons=[asdict(button) for button in actions.job_buttons(row, is_stuck)],
+        buttons=actions.job_buttons(row, is_stuck),
         **again.links(events),
     )
 
@@ -489,22 +468,8 @@ def _events(conn: db.Connection, job_id: UUID, after: int) -> Rows:
 
 
 # Fields that the job's page shows elsewhere than in the list of facts.
-_ELSEWHERE = {
-    "args",
-    "progress",
-    "error",
-    "waiting_for",
-    "task",
-    "status",
-    "job_id",
-    "max_attempts",
-    "schedule",
-    "checkpoint",
-    "queue",
-    "lock_key",
-    "attempt",
-    "claimed_by",
-}
+_ELSEWHERE = {"job_id", "status", "task", "queue", "lock_key", "attempt", "max_attempts", "claimed_by"}
+_ELSEWHERE |= {"args", "progress", "error", "waiting_for", "schedule", "checkpoint"}
 # A field without a label here has its name.
 _LABELS = {
     "partition_key": "Partition",
@@ -632,7 +597,7 @@ def queue(queue: str) -> Response:
         reasons=predictions.REASONS,
         keys=_worded(first_keys),
         **runs_of(runs.queue_runs, queue),
-        buttons=[asdict(button) for button in actions.queue_buttons(row)],
+        buttons=actions.queue_buttons(row),
         order_question=ops.load()["set_queue"].question,
     )
 
@@ -685,20 +650,15 @@ def timeline() -> Response:
     shown = charts.lanes(found.runs, found.since, found.until)
     return show(
         "timeline.html",
-        found=asdict(found) | {"runs": []},
-        runs=[run._asdict() for run in found.runs[: -RUNS - 1 : -1]],
-        lanes=[_lane(lane) for lane in shown],
+        found=found,
+        runs=found.runs[: -RUNS - 1 : -1],
+        lanes=shown,
         more_workers=len({run.worker for run in found.runs}) - len(shown),
         hours=int(text),
         choices=of_timeline.HOURS,
         height=max(len(shown), 1) * (charts.LANE + charts.GAP),
         width=charts.WIDTH,
     )
-
-
-def _lane(lane: charts.Lane) -> dict[str, Any]:
-    rectangles = [each._asdict() | {"row": each.row | {"run": each.row["run"]._asdict()}} for each in lane.rectangles]
-    return {"worker": lane.worker, "runs": lane.runs, "busy": lane.busy, "rectangles": rectangles}
 
 
 @blueprint.get("/activity")

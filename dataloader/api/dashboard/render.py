@@ -1,6 +1,6 @@
 """The rendering of all pages: layout, errors, content security policy, the templates' filters and variables.
 
-Pages leave by `show` and `done` alone, which mask secrets.
+Pages leave by `show` and `done` alone, which mask secrets. Times are in the zone that the reader has chosen.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
+from zoneinfo import ZoneInfo
 
 from flask import Blueprint, Response, current_app, g, render_template, request, url_for
 from flask.blueprints import BlueprintSetupState
 from werkzeug.exceptions import HTTPException, NotFound
 
 from dataloader import log
-from dataloader.api.dashboard import formats, zones
+from dataloader.api.dashboard import formats
 from dataloader.api.server.health import VERSION
 from dataloader.api.web import auth, problems
-from dataloader.config import Settings
+from dataloader.config import Settings, is_zone
 
 CSP = (
     "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; object-src 'none'; "
@@ -33,6 +34,8 @@ _FILES = {str(path.relative_to(_STATIC)): path.read_bytes() for path in _STATIC.
 _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 # Functions of `formats` that the templates know by these names.
 FILTERS = ("bars", "brief", "count", "duration", "figure", "number", "percent", "pretty", "share", "short", "size")
+ZONE_COOKIE = "dl_zone"  # a zone's name, stored by the page's script; no cookie: the installation's zone
+_LONGEST_ZONE = 64  # characters of a name
 blueprint = Blueprint("files", __name__, template_folder="templates")
 
 
@@ -96,6 +99,7 @@ def _with_policy(response: Response) -> Response:
 @blueprint.app_context_processor
 def _page_context() -> dict[str, Any]:
     settings: Settings = current_app.extensions["settings"]
+    zone, own_zone = chosen_zone().key, current_app.extensions["zone"].key
     return {
         "asset": lambda name: url_for("files.static", name=name, v=_digest(name)),  # changes with the content
         "queue_url": queue_url,
@@ -104,7 +108,9 @@ def _page_context() -> dict[str, Any]:
         "task_url": task_url,
         "environment": settings.environment,
         "version": VERSION,
-        **zones.choice(),
+        "zone": zone,
+        "server_zone": own_zone,
+        "zone_choice": "server" if zone == own_zone else "utc" if zone == "UTC" else "browser",
         "here": auth.here(),
         "who": g.get("token_name"),
         "may_operate": auth.may("operate"),
@@ -116,16 +122,25 @@ def _page_context() -> dict[str, Any]:
 def _teach(state: BlueprintSetupState) -> None:
     environment = state.app.jinja_env
     environment.trim_blocks = environment.lstrip_blocks = True
-    zones.install(state.app)
+    state.app.extensions["zone"] = ZoneInfo(state.app.extensions["settings"].people_zone)
     now = partial(datetime.now, UTC)
     environment.filters |= {
-        "moment": formats.clock(zones.chosen, now),
-        "ago": formats.clock(zones.chosen, now, is_relative=True),
+        "moment": formats.clock(chosen_zone, now),
+        "ago": formats.clock(chosen_zone, now, is_relative=True),
         **{name: getattr(formats, name) for name in FILTERS},
         "steps": formats.steps,
         "first_line": formats.first_line,
     }
     environment.tests["instant"] = lambda value: isinstance(value, datetime)
+
+
+def chosen_zone() -> ZoneInfo:
+    """The zone of this request's times. A cookie that names no zone counts as none."""
+    if "zone" not in g:
+        name = request.cookies.get(ZONE_COOKIE, "")
+        g.zone = ZoneInfo(name) if len(name) <= _LONGEST_ZONE and is_zone(name) else current_app.extensions["zone"]
+    zone: ZoneInfo = g.zone
+    return zone
 
 
 def action_url(operation: str, /, **parameters: object) -> str:

@@ -10,8 +10,8 @@ from flask import Blueprint, Response, g, request, url_for
 from werkzeug.exceptions import HTTPException
 
 from dataloader import log
-from dataloader.api.dashboard import forms, zones
-from dataloader.api.dashboard.render import failed, show
+from dataloader.api.dashboard import forms
+from dataloader.api.dashboard.render import chosen_zone, failed, show
 from dataloader.api.dispatch import calling
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import session
@@ -55,7 +55,7 @@ def task_form(job_id: UUID | None = None) -> Response:
         "trigger.html",
         task=old["task"],
         is_known=is_known,
-        fields=forms.inputs(schema, args, zones.chosen()),
+        fields=forms.inputs(schema, args, chosen_zone()),
         of_job={name: old[name] for name in OF_JOB},
         job_id=job_id,
         address=url_for(".run_again", job_id=job_id) if job_id else url_for(".trigger_job"),
@@ -71,8 +71,8 @@ def trigger_job(job_id: UUID | None = None) -> Response:
         old, old_args = _old(call.conn, job_id) if job_id else ({"task": request.form.get("task", "")}, None)
         _, schema = _schema(call.conn, old["task"])
         try:
-            inputs = forms.inputs(schema, old_args, zones.chosen())
-            args = forms.args_of(inputs, request.form, schema, old_args or {}, zones.chosen())
+            inputs = forms.inputs(schema, old_args, chosen_zone())
+            args = forms.args_of(inputs, request.form, schema, old_args or {}, chosen_zone())
         except forms.FormFault as e:
             raise invalid(pointer(e.path), "form", f"{e.path[-1]} {e}") from None
         shown = {name: value.strip() if isinstance(value, str) else value for name, value in log.masked(old).items()}

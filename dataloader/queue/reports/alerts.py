@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from dataloader import periods
 from dataloader.queue.reports import stats, waiting
@@ -16,8 +16,7 @@ LAG_SEC = periods.seconds("ALERT_LAG_SEC", 300.0)  # the wait of a due job that 
 FULL = 0.9  # of connections
 
 
-@dataclass(frozen=True, slots=True)
-class Alert:
+class Alert(NamedTuple):
     """One fault: a text, advice, and a link (`queue`, or a filter of jobs, or a page of the dashboard)."""
 
     text: str

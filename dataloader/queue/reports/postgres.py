@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from psycopg import errors
 
@@ -21,8 +21,7 @@ _UNSEEN = {
 _ABSENT = "This server does not offer it."
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """The rows of one statement, or a sentence with the reason why they cannot be shown."""
 
     rows: list[Row]

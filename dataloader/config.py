@@ -66,6 +66,7 @@ WEBHOOK_SECRETS = "DL_WEBHOOK_"
 SOURCES = "DL_SOURCE_"
 SOURCE_NAME = r"^[a-z][a-z0-9_]{0,62}$"
 SECRETS = "DL_SECRET_"  # variables that hold the secrets of pipelines
+Scope = Literal["read", "trigger", "operate"]  # of a token, and of an operation
 AUTOMATIC_PREFETCH = 100  # the most jobs that a worker claims at once, where WORKERS_JSON does not say
 
 
@@ -152,7 +153,7 @@ class ApiToken(_Entry):
         Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$"),
         _fitting("anonymous".__ne__, "should not be anonymous: this is the name of clients without a token"),
     ]
-    scopes: tuple[Literal["read", "trigger", "operate"], ...] = Field(min_length=1)
+    scopes: tuple[Scope, ...] = Field(min_length=1)
     sha256: Annotated[
         SecretStr,
         _fitting(

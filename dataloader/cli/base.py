@@ -182,8 +182,8 @@ def refuse(message: str, status: int) -> NoReturn:
 
 
 @contextmanager
-def refusing(failed: str = "database") -> Iterator[None]:
-    """Refuse in one line what fails here; `failed` begins the line of the database's errors."""
+def refusing(failed: str = "database", *kinds: type[Exception]) -> Iterator[None]:
+    """Refuse in one line what fails here, also errors of `kinds`; `failed` begins the line of the database's errors."""
     import psycopg
 
     from dataloader import config
@@ -193,6 +193,8 @@ def refusing(failed: str = "database") -> Iterator[None]:
         yield
     except (migrations.SchemaError, config.ConfigError) as e:
         refuse(str(e), EXIT_CANNOT_START)
+    except kinds as e:
+        refuse(str(e), EXIT_FAILED)
     except psycopg.Error as e:
         refuse(f"{failed}: {str(e).strip()}", EXIT_FAILED)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pwd
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
 from uuid import UUID
 
@@ -17,16 +16,15 @@ from tenacity import Retrying
 from dataloader import log, obs, ops
 from dataloader.cli.screen import as_json
 from dataloader.client import Forbidden, Refused, Unavailable, Unexpected
-from dataloader.client.errors import ClientError, from_answer
+from dataloader.client.errors import from_answer
 from dataloader.client.farm import Farm, Look
 from dataloader.client.wire import plain, repetition, understood
 from dataloader.config import ConfigError, Settings
 from dataloader.farm.process import hostname
-from dataloader.model.farm import Fault
 from dataloader.model.reading import written
 from dataloader.ops.adding import BATCH_DEPTH
 from dataloader.ops.checks import document
-from dataloader.ops.errors import KINDS, MEANINGS, Problem, meaning
+from dataloader.ops.errors import MENDABLE, refusal
 from dataloader.ops.op import Call
 from dataloader.queue import db, hooks, migrations
 from dataloader.queue.reports import postgres
@@ -95,12 +93,10 @@ class Direct(Farm):
         try:
             with db.in_force(conn := self._session()):
                 return question(conn)
-        except Problem as e:
-            raise _in_words(e.status, KINDS[e.status], e, e.faults) from None
-        except tuple(MEANINGS) as e:
-            means = meaning(e)
-            assert means  # noqa: S101  it is an error of the table
-            raise _in_words(means.status, means.kind, e) from None
+        except MENDABLE as e:
+            problem = refusal(e)
+            assert problem  # noqa: S101  it is one of these errors
+            raise from_answer(problem.status, "", problem.document(), None) from None
         except migrations.SchemaError as e:
             raise Refused(str(e)) from None
         except ValueError as e:
@@ -130,12 +126,6 @@ class Direct(Farm):
             with db.in_force(self._conn):
                 migrations.check(self._conn)
         return self._conn
-
-
-def _in_words(status: int, kind: tuple[str, str], error: Exception, faults: Iterable[Fault] = ()) -> ClientError:
-    """The client's exception for a refusal, as the API would answer it."""
-    problem = {"type": kind[0], "title": kind[1], "detail": str(error), "errors": [asdict(each) for each in faults]}
-    return from_answer(status, "", problem, None)
 
 
 def _words(error: psycopg.Error) -> str:

@@ -32,8 +32,8 @@ _MODULES = {
         "jobs": "trigger again wait status result job events logs",
         "farm": "jobs tally queues ps tasks task predict top completion",
         "doctor": "doctor",
-        "operate": "cancel requeue run-now delete pause resume limit queue schedule errors webhook search-index",
-        "backfills": "backfill",
+        "operate": "cancel requeue run-now delete pause resume limit queue schedule errors webhook search-index"
+        " backfill",
         "target": "load state",
     }.items()
     for name in names.split()

@@ -11,14 +11,13 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 from uuid import UUID, uuid4
 
 import click
-import psycopg
 from rich import progress
 
 from dataloader.cli import base, screen
@@ -45,14 +44,8 @@ def _target() -> Iterator[db.Connection]:
         yield conn
 
 
-@contextmanager
-def _refusing() -> Iterator[None]:
-    try:
-        yield
-    except (PermanentError, Unreachable, RuntimeError) as e:
-        base.refuse(str(e), EXIT_FAILED)
-    except psycopg.Error as e:
-        base.refuse(f"target: {str(e).strip()}", EXIT_FAILED)
+def _refusing() -> AbstractContextManager[None]:
+    return base.refusing("target", PermanentError, Unreachable, RuntimeError)
 
 
 # --- one load ---

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict, Unpack
 from uuid import UUID
 
 from dataloader.client.wire import arguments, awaited, iterated
-from dataloader.model.farm import Database, Names, RemovedWebhook, Tested, Webhook, Webhooks, Worker, Workers
+from dataloader.model.farm import Database, Names, Tested, Webhook, Webhooks, Worker, Workers
 from dataloader.model.jobs import (
     BulkChanged,
     BulkOutcome,
@@ -33,32 +33,18 @@ from dataloader.model.jobs import (
     Tally,
     Triggered,
 )
-from dataloader.model.kinds import OrderName
+from dataloader.model.kinds import Gone, OrderName, Removed
 from dataloader.model.plans import (
     Backfill,
     BackfillPreview,
-    BackfillRemoved,
     BackfillRetried,
     Backfills,
     Partition,
     Partitions,
-    Removed,
     Schedule,
     Schedules,
 )
-from dataloader.model.queues import (
-    Changed,
-    Key,
-    Keys,
-    Limit,
-    LimitRemoved,
-    Limits,
-    Moved,
-    Overview,
-    Queue,
-    Queues,
-    QueueState,
-)
+from dataloader.model.queues import Changed, Key, Keys, Limit, Limits, Moved, Overview, Queue, Queues, QueueState
 from dataloader.model.runs import ArgsSchema, Bucket, ErrorGroups, ErrorNote, Pace, QueueRuns, Task, TaskRuns, Tasks
 from dataloader.queue.typed_args import Model
 
@@ -387,9 +373,9 @@ class Operations:
         """Make a limit, or replace what it allows, on all hosts at once; jobs that run go on."""
         return self._call("PUT /limits/{limit}", Limit, arguments(locals()))
 
-    def remove_limit(self, limit: str) -> LimitRemoved:
+    def remove_limit(self, limit: str) -> Gone:
         """Remove a limit; its jobs keep its name, and any number of them may run."""
-        return self._call("DELETE /limits/{limit}", LimitRemoved, arguments(locals()))
+        return self._call("DELETE /limits/{limit}", Gone, arguments(locals()))
 
     def workers(self) -> list[Worker]:
         """The workers of all hosts that were seen in the last ten minutes, and what they run."""
@@ -456,9 +442,9 @@ class Operations:
         """Add a receiver of alerts, or change the one of this name; what the request leaves out has its default."""
         return self._call("PUT /webhooks/{webhook}", Webhook, arguments(locals()))
 
-    def remove_webhook(self, webhook: str) -> RemovedWebhook:
+    def remove_webhook(self, webhook: str) -> Gone:
         """Remove a receiver of alerts; messages that wait for it are not sent any more."""
-        return self._call("DELETE /webhooks/{webhook}", RemovedWebhook, arguments(locals()))
+        return self._call("DELETE /webhooks/{webhook}", Gone, arguments(locals()))
 
     def pause_webhook(self, webhook: str) -> Webhook:
         """Send a receiver no more messages; those of the pause are never sent."""
@@ -541,9 +527,9 @@ class Operations:
         """Let so many jobs of a backfill run at once, from now on; those that run go on."""
         return self._call("PUT /backfills/{backfill}", Backfill, arguments(locals(), "max_running"))
 
-    def remove_backfill(self, backfill: str) -> BackfillRemoved:
+    def remove_backfill(self, backfill: str) -> Removed:
         """Remove a backfill whose jobs have all ended, with its ledger; its jobs stay."""
-        return self._call("DELETE /backfills/{backfill}", BackfillRemoved, arguments(locals()), once=True)
+        return self._call("DELETE /backfills/{backfill}", Removed, arguments(locals()), once=True)
 
     def pause_backfill(self, backfill: str) -> Backfill:
         """Make and start no jobs of a backfill until it is resumed; those that run go on."""

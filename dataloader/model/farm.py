@@ -84,12 +84,6 @@ class Webhooks(Answer):
     webhooks: list[Webhook]
 
 
-class RemovedWebhook(Answer):
-    """The receiver that is gone."""
-
-    name: str
-
-
 class Tested(Answer):
     """The job that sends the test message."""
 

@@ -51,3 +51,15 @@ class Answer:
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True, kw_only=True)(cls)
+
+
+class Gone(Answer):
+    """A limit or a webhook that was removed."""
+
+    name: str
+
+
+class Removed(Gone):
+    """A schedule or a backfill that was removed; its jobs stay."""
+
+    removed: Literal[True] = True

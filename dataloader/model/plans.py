@@ -66,13 +66,6 @@ class Schedules(Answer):
     schedules: list[Schedule]
 
 
-class Removed(Answer):
-    """The schedule is gone; its jobs are not."""
-
-    name: str
-    removed: Literal[True]
-
-
 class Backfill(Template):
     """A backfill, the fields of its jobs, and what became of its partitions; secrets in `args` are masked."""
 
@@ -164,10 +157,3 @@ class Partitions(Answer):
 
     partitions: list[Partition]
     next: int | None
-
-
-class BackfillRemoved(Answer):
-    """The backfill and its ledger are gone; its jobs are not."""
-
-    name: str
-    removed: Literal[True]

@@ -158,9 +158,3 @@ class Limits(Answer):
     """All limits, by name."""
 
     limits: list[Limit]
-
-
-class LimitRemoved(Answer):
-    """The limit that is no more."""
-
-    name: str

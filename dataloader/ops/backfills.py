@@ -6,7 +6,8 @@ from typing import Annotated, Literal, TypeAlias, Unpack
 
 from pydantic import Field
 
-from dataloader.model.plans import Backfill, BackfillPreview, BackfillRemoved, BackfillRetried, Backfills, Partitions
+from dataloader.model.kinds import Removed
+from dataloader.model.plans import Backfill, BackfillPreview, BackfillRetried, Backfills, Partitions
 from dataloader.ops.op import Call, Op, made, operations_on
 from dataloader.ops.types import Text
 from dataloader.queue.plans import backfills as of_backfills
@@ -80,10 +81,10 @@ def set_backfill(call: Call, backfill: Name, max_running: MaxRunning | None) -> 
 
 
 @_backfill("remove", done="{backfill} is removed; its jobs stay", errors=(409,), repeatable=False)
-def remove_backfill(call: Call, backfill: Name) -> BackfillRemoved:
+def remove_backfill(call: Call, backfill: Name) -> Removed:
     """Remove a backfill whose jobs have all ended, with its ledger; its jobs stay."""
     of_backfills.remove(call.conn, backfill, call.by)
-    return BackfillRemoved(name=backfill, removed=True)
+    return Removed(name=backfill)
 
 
 @_backfill(

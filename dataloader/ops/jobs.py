@@ -29,7 +29,7 @@ from dataloader.model.jobs import (
 )
 from dataloader.model.kinds import OrderName
 from dataloader.ops import adding
-from dataloader.ops.errors import NotAllowed, Unknown, WrongMatching, invalid
+from dataloader.ops.errors import NotAllowed, Unknown, WrongMatching, invalid, known
 from dataloader.ops.op import Call, Op, made
 from dataloader.ops.types import BIGINT_MAX, Attempt, Cursor, Instant, JobId, PageSize, SearchText, Storable, Text
 from dataloader.queue import again as of_again
@@ -144,7 +144,7 @@ def again(
 
     A masked arg keeps its value. The new job takes over no time, deadline, score, parents or idempotency key.
     """
-    old = _known(of_again.fields_of(call.conn, job_id))
+    old = known(of_again.fields_of(call.conn, job_id), "job")
     try:
         new_args = of_again.changed(old["args"], args or {}, without or [])
     except ValueError as e:
@@ -200,32 +200,32 @@ def suggest(
 @Op("GET /jobs/{job_id}")
 def job(call: Call, job_id: JobId) -> Job:
     """One job with all that is known of it; secrets in its args are masked."""
-    return made(Job, _known(stats.job(call.conn, job_id)))
+    return made(Job, known(stats.job(call.conn, job_id), "job"))
 
 
 @Op("GET /jobs/{job_id}/status", scope=("read", "trigger"))
 def status(call: Call, job_id: JobId) -> Status:
     """One job as it is now, without its args and keys."""
-    return made(Status, _known(lifecycle.status(call.conn, job_id)))
+    return made(Status, known(lifecycle.status(call.conn, job_id), "job"))
 
 
 @Op("GET /jobs/{job_id}/result", scope=("read", "trigger"))
 def result(call: Call, job_id: JobId) -> Result:
     """The value that a job's pipeline has returned; null before the job has succeeded, or where that is None."""
-    return made(Result, _known(stats.result(call.conn, job_id)))
+    return made(Result, known(stats.result(call.conn, job_id), "job"))
 
 
 @Op("GET /jobs/{job_id}/family")
 def family(call: Call, job_id: JobId) -> Family:
     """The first 50 jobs that this one waits for, or has waited for, and the first 50 that wait for this one."""
-    _known(lifecycle.status(call.conn, job_id))
+    known(lifecycle.status(call.conn, job_id), "job")
     return made(Family, parents.family(call.conn, job_id))
 
 
 @Op("GET /jobs/{job_id}/prediction")
 def predict(call: Call, job_id: JobId) -> JobPrediction:
     """When a job will end, the range of that, and how right such predictions were in its queue."""
-    row = _known(predictions.job(call.conn, job_id))
+    row = known(predictions.job(call.conn, job_id), "job")
     return made(JobPrediction, predictions.job_prediction(call.outlook(call.conn, row["queue"]), row))
 
 
@@ -240,7 +240,7 @@ def job_events(
     """The journal of one job, the oldest event first."""
     rows = stats.events(call.conn, job_id, after or 0, limit)
     if not rows:
-        _known(lifecycle.status(call.conn, job_id))
+        known(lifecycle.status(call.conn, job_id), "job")
     return made(JobEvents, {"events": rows, "next": rows[-1]["event_id"] if len(rows) == limit else None})
 
 
@@ -264,7 +264,7 @@ def logs(
     """Show the lines that the runs of one job have written, the oldest first."""
     page = logs_of.page(call.conn, job_id, after, attempt, limit)
     if not page.rows:
-        _known(lifecycle.status(call.conn, job_id))
+        known(lifecycle.status(call.conn, job_id), "job")
     return made(JobLogs, {"lines": page.rows, "next": page.next})
 
 
@@ -286,7 +286,7 @@ def cancel(
 
     A running job stops at its next safe point, with `force` wherever it is.
     """
-    return made(Status, _known(lifecycle.request_cancel(call.conn, job_id, force, call.by)))
+    return made(Status, known(lifecycle.request_cancel(call.conn, job_id, force, call.by), "job"))
 
 
 @Op(
@@ -374,12 +374,6 @@ def order_jobs(
     except WrongSearch as e:
         raise WrongMatching(str(e)) from None
     return BulkChanged(order=order, changed=step.changed, next=step.next)
-
-
-def _known(row: Any) -> Any:
-    if row is None:
-        raise Unknown("job")
-    return row
 
 
 def _change(call: Call, verb: str, job_id: UUID, rule: str) -> None:

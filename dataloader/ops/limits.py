@@ -6,8 +6,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dataloader.model.queues import Limit, LimitRemoved, Limits
-from dataloader.ops.errors import Unknown
+from dataloader.model.kinds import Gone
+from dataloader.model.queues import Limit, Limits
+from dataloader.ops.errors import Unknown, known
 from dataloader.ops.op import Call, Op, made, operations_on
 from dataloader.ops.types import PRINTABLE, Whole
 from dataloader.queue import new_job, operations
@@ -59,11 +60,11 @@ def set_limit(
 
 
 @_limit("remove", done="the limit {name} is removed: any number of its jobs may run")
-def remove_limit(call: Call, limit: LimitName) -> LimitRemoved:
+def remove_limit(call: Call, limit: LimitName) -> Gone:
     """Remove a limit; its jobs keep its name, and any number of them may run."""
     if not operations.remove_limit(call.conn, limit, call.by):
         raise Unknown("limit")
-    return LimitRemoved(name=limit)
+    return Gone(name=limit)
 
 
 def allowed(limit: Limit) -> str:
@@ -75,7 +76,4 @@ def allowed(limit: Limit) -> str:
 
 
 def _one(call: Call, name: str) -> Limit:
-    rows = stats.limits(call.conn, name)
-    if not rows:
-        raise Unknown("limit")
-    return made(Limit, rows[0])
+    return made(Limit, known(next(iter(stats.limits(call.conn, name)), None), "limit"))

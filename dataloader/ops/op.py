@@ -9,11 +9,11 @@ from dataclasses import KW_ONLY, dataclass, field, fields, is_dataclass
 from functools import cache, cached_property
 from string import Formatter
 from types import UnionType
-from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
-from dataloader.config import Settings
+from dataloader.config import Scope, Settings
 from dataloader.ops.checks import validated
 from dataloader.ops.types import whole_number
 from dataloader.queue import operations
@@ -24,7 +24,6 @@ from dataloader.queue.reports.predictions import Outlook, outlook
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Scope = Literal["read", "trigger", "operate"]
 Done = str | Callable[..., str]  # a text with names in braces, or a function of the answer
 
 

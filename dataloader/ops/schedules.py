@@ -7,7 +7,8 @@ from typing import Annotated, Unpack
 from pydantic import Field
 
 from dataloader.model.jobs import Triggered
-from dataloader.model.plans import Removed, Schedule, Schedules
+from dataloader.model.kinds import Removed
+from dataloader.model.plans import Schedule, Schedules
 from dataloader.ops.op import Call, Op, made, operations_on
 from dataloader.ops.types import Text
 from dataloader.queue.plans import new_schedule
@@ -69,7 +70,7 @@ def change_schedule(call: Call, name: Name, **words: Unpack[ScheduleChange]) -> 
 def remove_schedule(call: Call, name: Name) -> Removed:
     """Remove a schedule; its jobs stay. One that a pipeline names comes back when a worker starts."""
     of_schedules.remove(call.conn, name)
-    return Removed(name=name, removed=True)
+    return Removed(name=name)
 
 
 @_schedule(

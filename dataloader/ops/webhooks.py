@@ -6,9 +6,9 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from dataloader.model.farm import RemovedWebhook, Tested, Webhook, Webhooks
-from dataloader.model.kinds import ALERTS, SHAPES
-from dataloader.ops.errors import Unknown
+from dataloader.model.farm import Tested, Webhook, Webhooks
+from dataloader.model.kinds import ALERTS, SHAPES, Gone
+from dataloader.ops.errors import Unknown, known
 from dataloader.ops.op import Call, Op, made, operations_on
 from dataloader.ops.types import Text
 from dataloader.queue.reports import webhooks as receivers
@@ -76,23 +76,23 @@ def put_webhook(
 
 
 @_webhook("remove", done="{webhook} is removed")
-def remove_webhook(call: Call, webhook: WebhookName) -> RemovedWebhook:
+def remove_webhook(call: Call, webhook: WebhookName) -> Gone:
     """Remove a receiver of alerts; messages that wait for it are not sent any more."""
     if not receivers.remove(call.conn, webhook):
         raise Unknown("webhook")
-    return RemovedWebhook(name=webhook)
+    return Gone(name=webhook)
 
 
 @_webhook("pause", done="{webhook} is sent no messages")
 def pause_webhook(call: Call, webhook: WebhookName) -> Webhook:
     """Send a receiver no more messages; those of the pause are never sent."""
-    return _known(receivers.pause(call.conn, webhook, call.by))
+    return made(Webhook, known(receivers.pause(call.conn, webhook, call.by), "webhook"))
 
 
 @_webhook("resume", done="{webhook} is sent messages again")
 def resume_webhook(call: Call, webhook: WebhookName) -> Webhook:
     """Send messages to a paused receiver again, also if its answer 410 has paused it."""
-    return _known(receivers.resume(call.conn, webhook))
+    return made(Webhook, known(receivers.resume(call.conn, webhook), "webhook"))
 
 
 @_webhook(
@@ -103,14 +103,7 @@ def resume_webhook(call: Call, webhook: WebhookName) -> Webhook:
 )
 def test_webhook(call: Call, webhook: WebhookName) -> Tested:
     """Send a receiver a test message, also while it is paused; the answer has the job that sends it."""
-    if (job_id := receivers.send_test(call.conn, webhook, Rules.of(call.settings))) is None:
-        raise Unknown("webhook")
+    job_id = known(receivers.send_test(call.conn, webhook, Rules.of(call.settings)), "webhook")
     queue = call.settings.dl_alerts_queue
     advice = f'No worker serves the queue {queue}: add {{"queue": "{queue}"}} to WORKERS_JSON.'
     return Tested(name=webhook, job_id=job_id, advice=None if receivers.is_served(call.conn, queue) else advice)
-
-
-def _known(row: receivers.Row | None) -> Webhook:
-    if row is None:
-        raise Unknown("webhook")
-    return made(Webhook, row)

@@ -56,9 +56,9 @@ class QueueFull(Exception):
 
 
 class KeyTaken(Exception):
-    """The idempotency key at this place of a list belongs to a job of another producer, which the asker may not see."""
+    """The idempotency key (of a list, that at this place) belongs to another producer's job, which is hidden."""
 
-    def __init__(self, place: int = 0) -> None:
+    def __init__(self, place: int | None = None) -> None:
         super().__init__("the idempotency key belongs to a job of another producer")
         self.place = place
 

@@ -21,7 +21,7 @@ from dataloader.api.dashboard.render import action_url, chosen_zone, done, faile
 from dataloader.api.dispatch import calling
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import session
-from dataloader.ops.errors import Problem, meaning
+from dataloader.ops.errors import Problem
 from dataloader.ops.jobs import Filters
 from dataloader.ops.op import Op, Parameter, may_be_none, plain_type
 from dataloader.queue.reports import stats, tallies
@@ -268,12 +268,7 @@ def _carried_out(name: str) -> tuple[Any, dict[str, Any]]:
         raise Problem(400, "An order should name its jobs: tick some, or select all that match.")
     fields = {each: text for each in ("order", "confirmation", "after") if (text := request.form.get(each))}
     op = ops.load()[name]
-    try:
-        return repeated(op, op.checked({**target, **fields}))
-    except Exception as e:
-        if means := meaning(e):
-            raise Problem(means.status, f"That was not done: {e}.") from None
-        raise
+    return repeated(op, op.checked({**target, **fields}))
 
 
 def _part(template: str, order: str, **data: Any) -> Response:

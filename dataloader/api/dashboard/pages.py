@@ -24,13 +24,11 @@ from dataloader.api.web.endpoint import named, session
 from dataloader.check import database
 from dataloader.config import Settings
 from dataloader.model.kinds import fraction
-from dataloader.ops.errors import Problem, Unknown
+from dataloader.ops.errors import Problem, Unknown, known
 from dataloader.queue import again, db, fields, lifecycle, operations, parents
 from dataloader.queue import logs as of_logs
-from dataloader.queue.cursor import WrongCursor
 from dataloader.queue.job import FINAL, GROUPS, STATUSES, TALLIED
 from dataloader.queue.plans import backfills as of_backfills
-from dataloader.queue.plans import plan
 from dataloader.queue.plans import schedules as of_schedules
 from dataloader.queue.reports import alerts, predictions, runs, stats, tallies, waiting
 from dataloader.queue.reports import errors as of_errors
@@ -113,8 +111,8 @@ def workers() -> Response:
 @blueprint.get("/postgres")
 def postgres() -> Response:
     """The health of the queue's database, and what `dataloader check` would warn of there."""
-    findings = cache.ask(_read_findings, fresh_sec=CHECKED_SEC)
-    return show("postgres.html", findings=findings, **cache.ask(health))
+    sections: dict[str, Any] = cache.ask(health)
+    return show("postgres.html", findings=cache.ask(_read_findings, fresh_sec=CHECKED_SEC), **sections)
 
 
 def _read_findings(conn: db.Connection) -> list[database.Finding]:
@@ -145,10 +143,7 @@ def backfill(name: str) -> Response:
     after = request.args.get("after", "0")
     if "\0" in name or not (after.isascii() and after.isdigit() and len(after) < 8):
         raise Problem(404, "There is no such backfill, or no such page of it.")
-    try:
-        row, rows, is_served = cache.ask(_read_backfill, name, int(after))
-    except plan.Unknown:
-        raise Problem(404, "There is no backfill of this name.") from None
+    row, rows, is_served = cache.ask(_read_backfill, name, int(after))
     return show(
         "backfill.html",
         b=_with_ended(row),
@@ -419,8 +414,7 @@ def log_text(job_id: UUID) -> Response:
     gap = "[{} lines were left out: the log is larger than DL_JOB_LOG_KB]\n"
     lines = []
     with session() as conn:
-        if lifecycle.status(conn, job_id) is None:
-            raise Unknown("job")
+        known(lifecycle.status(conn, job_id), "job")
         attempt = asked if asked in of_logs.attempts(conn, job_id) else None
         while after:
             page = of_logs.page(conn, job_id, after, attempt)
@@ -514,7 +508,7 @@ def keys() -> Response:
     """The keys of an ordered queue that have queued jobs, by name; the address holds the queue and the page."""
     queue = _asked("queue")
     with session() as conn:
-        page = _ask_ordered(of_keys.page, conn, queue, SHOWN)
+        page = of_keys.page(conn, queue, SHOWN, request.args.get("after") or None)
     return show("keys.html", name=queue, keys=_worded(page.rows), **_next("keys", page.next, queue=queue))
 
 
@@ -523,7 +517,7 @@ def key() -> Response:
     """One key of an ordered queue: what holds it, its jobs in their order, its running and dead ones."""
     queue, lock_key = _asked("queue"), _asked("lock_key")
     with session() as conn:
-        report = _ask_ordered(of_keys.key, conn, queue, lock_key, SHOWN)
+        report = of_keys.key(conn, queue, lock_key, SHOWN, request.args.get("after") or None)
         on_dead = operations.settings(conn, queue)["on_dead"]
     head = report.head
     return show(
@@ -548,14 +542,6 @@ def _asked(name: str) -> str:
     if text is None or "\0" in text:
         raise Problem(400, f"The address should name a {name.replace('_', ' ')}, without a NUL character in it.")
     return text
-
-
-def _ask_ordered(ask: Callable[..., T], conn: db.Connection, *of: Any) -> T:
-    """The result of `ask` for an ordered queue; raises a 400 Problem for a wrong place in its list."""
-    try:
-        return ask(conn, *of, request.args.get("after") or None)
-    except WrongCursor as e:
-        raise Problem(400, f"The address is not right: {e}.") from None
 
 
 def _worded(rows: Rows) -> Rows:

@@ -18,7 +18,7 @@ from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import answer_to
 from dataloader.ops import jobs
 from dataloader.ops.checks import document, pointer
-from dataloader.ops.errors import Problem, Unknown, invalid
+from dataloader.ops.errors import Problem, invalid, known
 from dataloader.queue import again, args_schema, db, operations
 from dataloader.queue.fields import INTERNAL_TASK
 from dataloader.queue.reports import stats
@@ -87,8 +87,7 @@ def trigger_job(job_id: UUID | None = None) -> Response:
 
 def _old(conn: db.Connection, job_id: UUID) -> tuple[dict[str, Any], dict[str, Any]]:
     """The fields of a job that is run again, and its args."""
-    if (fields := again.fields_of(conn, job_id)) is None:
-        raise Unknown("job")
+    fields = known(again.fields_of(conn, job_id), "job")
     return fields, fields["args"] if isinstance(fields["args"], dict) else {}
 
 

@@ -23,7 +23,7 @@ from dataloader.api.web.endpoint import job_id as parsed_job_id
 from dataloader.api.web.endpoint import operation, session
 from dataloader.api.web.problems import retry_after
 from dataloader.model.jobs import Status
-from dataloader.ops.errors import Unknown, invalid
+from dataloader.ops.errors import invalid, known
 from dataloader.ops.op import Texts
 from dataloader.ops.types import whole_number
 from dataloader.queue import lifecycle
@@ -139,6 +139,4 @@ def status(job_id: str) -> Response:
 
 def _versioned(job_id: UUID) -> tuple[dict[str, Any], str]:
     with session() as conn:
-        if (found := lifecycle.versioned_status(conn, job_id)) is None:
-            raise Unknown("job")
-        return found
+        return known(lifecycle.versioned_status(conn, job_id), "job")

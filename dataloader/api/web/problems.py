@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from random import randint
 from traceback import extract_tb
 from urllib.parse import quote
@@ -20,41 +18,30 @@ from psycopg import errors
 from werkzeug.exceptions import HTTPException
 
 from dataloader import log
-from dataloader.model.farm import Fault
-from dataloader.ops.errors import KEY_TAKEN, KINDS, Problem, invalid, meaning
-from dataloader.queue import db, enqueue, hooks, migrations
+from dataloader.ops.errors import KINDS, Problem, invalid, refusal
+from dataloader.queue import db, hooks, migrations
 
 RETRY_AFTER_SEC = 3  # at least
-FULL_RETRY_AFTER_SEC = 15
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _log = structlog.get_logger("api")
 
 
 def answer_to(error: Exception) -> Response:
     """The problem document of an error."""
-    if isinstance(error, Problem):
-        return _document(error.status, error.detail, error.faults, error.headers)
+    if problem := refusal(error):
+        return _document(problem)
     if isinstance(error, HTTPException):
         headers = {name: value for name, value in error.get_headers() if name != "Content-Type"}
-        return _document(error.code or 500, error.description or error.name, headers=headers, name=error.name)
-    if isinstance(error, enqueue.QueueFull):
-        return _document(429, f"{error}; send it again later", headers={"Retry-After": str(FULL_RETRY_AFTER_SEC)})
-    if isinstance(error, enqueue.KeyTaken):  # the answer does not name the job: a guessed key must not reveal it
-        pointer = f"/jobs/{error.place}/idempotency_key" if request.path.endswith("/batch") else "/idempotency_key"
-        text = "the idempotency key should be one that no other producer has used"
-        fault = Fault(pointer=pointer, code="key_taken", message=text)
-        return _document(409, f"{error}: send another", [fault], kind=KEY_TAKEN)
-    if means := meaning(error):
-        if means.status == 400:
-            return answer_to(invalid(f"/{means.parameter}" if means.parameter else "", means.code, str(error)))
-        return _document(means.status, str(error), kind=means.kind)
+        status, kind = error.code or 500, (error.name.lower().replace(" ", "-"), error.name)
+        detail = error.description or error.name
+        return _document(Problem(status, detail, headers=headers, kind=KINDS.get(status, kind)))
     if isinstance(error, migrations.SchemaError):
         _log.error("api.schema_refused", request_id=request_id(), detail=str(error))
         return _unavailable(str(error))
     if isinstance(error, hooks.WrongAnswer):
         facts = {"hook": "around_enqueue", "function": error.function, "error": str(error)}
         _log.error("hook.failed", request_id=request_id(), **facts)
-        return _document(500, str(error))
+        return _document(Problem(500, str(error)))
     return _answer_unknown(error)
 
 
@@ -83,11 +70,11 @@ def _answer_unknown(error: Exception) -> Response:
     frames = extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown"
     _log.error("api.error", **facts, where=where)
-    return _document(500, "This is a fault of the service. The request id finds it in the log.")
+    return _document(Problem(500, "This is a fault of the service. The request id finds it in the log."))
 
 
 def _unavailable(detail: str) -> Response:
-    return _document(503, detail, headers={"Retry-After": retry_after()})
+    return _document(Problem(503, detail, headers={"Retry-After": retry_after()}))
 
 
 def retry_after() -> str:
@@ -95,22 +82,7 @@ def retry_after() -> str:
     return str(randint(RETRY_AFTER_SEC, RETRY_AFTER_SEC + 3))  # noqa: S311  no secret
 
 
-def _document(
-    status: int,
-    detail: str,
-    faults: Iterable[Fault] = (),
-    headers: Mapping[str, str] | None = None,
-    name: str = "Error",
-    kind: tuple[str, str] | None = None,
-) -> Response:
-    last, title = kind or KINDS.get(status, (name.lower().replace(" ", "-"), name))
-    document = {
-        "type": f"/problems/{last}",
-        "title": title,
-        "status": status,
-        "detail": detail,
-        "instance": quote(request.path),
-        "request_id": request_id(),
-        "errors": [asdict(fault) for fault in faults],
-    }
-    return Response(json.dumps(log.masked(document)), status, headers, mimetype="application/problem+json")
+def _document(problem: Problem) -> Response:
+    document = problem.document() | {"instance": quote(request.path), "request_id": request_id()}
+    text = json.dumps(log.masked(document))
+    return Response(text, problem.status, problem.headers, mimetype="application/problem+json")

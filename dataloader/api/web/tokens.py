@@ -12,7 +12,6 @@ from pydantic import ValidationError
 
 from dataloader.config import ApiToken
 
-SCOPES = ("read", "trigger", "operate")
 _PREFIX = "dl_"
 
 

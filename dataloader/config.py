@@ -236,7 +236,7 @@ def _json(example: str) -> BeforeValidator:
 
 
 def _urls(given: Any) -> Any:
-    urls = tuple(part.strip() for part in given.split(",") if part.strip()) if isinstance(given, str) else given
+    urls = _names(given)
     if not all(_is_plain(url) for url in urls):
         # The value may hold a password, so the text shows none of it.
         raise ValueError("should be URLs such as http://localhost:11434, separated by commas, without ? # and spaces")
@@ -250,14 +250,16 @@ def _hosts(given: Any) -> Any:
     return names
 
 
+def _is_address(address: str, *schemes: str) -> bool:
+    with suppress(ValueError):  # of the port, or of brackets
+        parts = urlsplit(address)
+        return parts.scheme in ("http", "https", *schemes) and bool(parts.hostname) and parts.port != 0
+    return False
+
+
 def _is_plain(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        # An @ in the path is the end of a password with a slash, and paths are shown.
-        is_safe = url.isprintable() and not {*"?# "} & {*url} and "@" not in parts.path
-        return is_safe and parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # of the port, or of brackets
-        return False
+    # An @ in the path is the end of a password with a slash, and paths are shown.
+    return url.isprintable() and not {*"?# "} & {*url} and _is_address(url) and "@" not in urlsplit(url).path
 
 
 def _public_url(url: str) -> str:
@@ -309,16 +311,12 @@ def _listened(host: str) -> str:
     return host
 
 
-def _is_address(address: str) -> bool:
-    with suppress(ValueError):
-        parts = urlsplit(address)
-        return parts.scheme in ("http", "https", "tcp", "tls") and bool(parts.hostname) and parts.port != 0
-    return False
-
-
 Address = Annotated[
     SecretStr,
-    _fitting(_is_address, "should be an address such as tcp://dask:8786, http://ray:8265 or http://spark:6066"),
+    _fitting(
+        lambda address: _is_address(address, "tcp", "tls"),
+        "should be an address such as tcp://dask:8786, http://ray:8265 or http://spark:6066",
+    ),
 ]
 Bearer = Annotated[
     SecretStr,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 from urllib.parse import urlencode
 
 from flask import Blueprint, Response, current_app, g, jsonify, request, url_for
@@ -17,7 +17,7 @@ from pydantic_core import to_jsonable_python
 
 from dataloader import ops
 from dataloader.api.web import auth, cache, long_poll
-from dataloader.api.web.endpoint import JSON, QUEUE_LIMIT, job_id, named, operation, session
+from dataloader.api.web.endpoint import JSON, TASK_LIMIT, job_id, named, operation, session
 from dataloader.config import Settings
 from dataloader.model.farm import Fault
 from dataloader.model.reading import written
@@ -32,28 +32,20 @@ _CONVERTERS = {"queue": "queue", "job_id": "job"}
 _KEY = re.compile(r"[ -~]{1,255}")
 
 
-class OfQueue(Texts):
-    """The query of an address below a queue."""
+class Named(Texts):
+    """The query of an address below a queue or a task."""
 
     name: str | None = Field(
         default=None,
         pattern=r"^(\.|\.\.|[\s\S]*/[\s\S]*)$",
-        max_length=QUEUE_LIMIT,
-        description="the queue, for the names that a path may not hold: `.` and `..`, which clients and proxies take"
-        " out of it, and names with a slash, of which `a/pause` ends as another address does; the path has any other"
-        " part in their place, such as `-`",
+        max_length=TASK_LIMIT,
+        description="the queue or the task, for the names that a path may not hold: `.` and `..`, which clients and"
+        " proxies take out of it, and names with a slash, of which `a/pause` ends as another address does; the path has"
+        " any other part in their place, such as `-`",
     )
 
 
-class NamedTask(Texts):
-    """The query of GET /api/v1/tasks/{task}/schema."""
-
-    name: Literal[".", ".."] | None = Field(
-        default=None, description="the task, for these two names, which clients and proxies take out of a path"
-    )
-
-
-_NAMED: dict[str, type[Texts]] = {"queue": OfQueue, "task": NamedTask}
+_NAMED = {"queue", "task"}
 
 
 def routes() -> Blueprint:
@@ -93,7 +85,7 @@ def _rule(op: Op) -> str:
 
 def _view(op: Op) -> Any:
     rest = [name for name in op.parameters if name not in op.in_path]
-    base = next((_NAMED[name] for name in op.in_path if name in _NAMED), Texts)
+    base = Texts if _NAMED.isdisjoint(op.in_path) else Named
     path_model = op.model([name for name in op.in_path if name not in (*_NAMED, "job_id")], Texts, "Path")
     query_model = op.model(() if op.method != "GET" else rest, base, "Query", is_text=True)
     body_model = (op.body or op.model(rest, Input, "Body")) if op.method in ("POST", "PUT") else None
@@ -108,7 +100,7 @@ def _view(op: Op) -> Any:
         given |= _query(query_model)
         if "job_id" in path:
             given["job_id"] = job_id(path["job_id"])
-        for noun in _NAMED.keys() & path.keys():
+        for noun in _NAMED & path.keys():
             in_path, in_query = named(noun, path[noun]), given.pop("name", None)
             given[noun] = named(noun, in_query) if in_query else in_path
         if body_model:

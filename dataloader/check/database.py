@@ -17,7 +17,6 @@ from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 
-from dataloader import log
 from dataloader.config import Settings, WorkerSpec
 from dataloader.farm.process import hostname
 from dataloader.queue import db, migrations, probe
@@ -109,7 +108,7 @@ def _asked(
         with block or nullcontext():
             return _QUESTIONS[about](conn, settings, dsn)
     except psycopg.Error as e:
-        return [error(about, _line(e), "see the server's log")]
+        return [error(about, db.words(e), "see the server's log")]
 
 
 def _connect(settings: Settings, dsn: str, schema: str) -> db.Connection:
@@ -122,15 +121,11 @@ def _facts(conn: db.Connection, name: str, **parameters: Any) -> list[dict[str, 
         return cursor.execute(_SQL[name], parameters).fetchall()
 
 
-def _line(trouble: psycopg.Error) -> str:
-    return log.masked("; ".join(line.strip() for line in str(trouble).splitlines() if line.strip()))
-
-
 def unreachable(about: str, dsn: str, trouble: psycopg.Error) -> Finding:
     if probe.is_poolers_refusal(trouble):
-        return error(about, f"a pooler refuses our sessions: {_line(trouble)}", probe.DIRECT)
+        return error(about, f"a pooler refuses our sessions: {db.words(trouble)}", probe.DIRECT)
     advice = next((advice for part, advice in _HELP.items() if part in str(trouble)), _ELSE)
-    return error(about, f"{db.shown(dsn)}: {_line(trouble)}", advice)
+    return error(about, f"{db.shown(dsn)}: {db.words(trouble)}", advice)
 
 
 def version(number: int) -> Finding:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 SUMMARY_MOST = 1_000  # characters of a command's line in a list: click would cut it to its 80 columns
 WRONG_MOST = 1_000  # characters of the answer to a mistyped command line, which quotes its words
 LIKE_MOST = 3  # names that are offered in the place of a mistyped one
-UNITS = {"": 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}  # of spans of time, in seconds
-_SPAN = re.compile(r"(\d+(?:\.\d+)?) ?(s|sec|m|min|h|d)")
+_UNITS = {"": 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}  # of spans of time, in seconds
+_SPAN = re.compile(r"(\d{1,9}(?:\.\d+)?) ?(s|sec|m|min|h|d|)")
 EXAMPLE_ID = "01890a5d-ac96-774b-bcce-b302099a8057"
 
 
@@ -160,10 +160,16 @@ def pair(text: str) -> tuple[str, Any]:
         return name, value
 
 
+def span(text: str) -> float | None:
+    """The seconds of a span such as 30s, 15min, 2h or 1d; None for any other text."""
+    found = _SPAN.fullmatch(text.strip())
+    return float(found[1]) * _UNITS[found[2]] if found else None
+
+
 def instant(text: str, zone: tzinfo, flag: str) -> datetime:
     """A time, or so long ago; without an offset it is in the zone of the people."""
-    if span := _SPAN.fullmatch(text.strip()):
-        return datetime.now(UTC) - timedelta(seconds=float(span[1]) * UNITS[span[2]])
+    if (seconds := span(text)) is not None and text.strip()[-1].isalpha():
+        return datetime.now(UTC) - timedelta(seconds=seconds)
     try:
         at = datetime.fromisoformat(text)
     except ValueError:

@@ -104,13 +104,13 @@ class Direct(Farm):
         except hooks.WrongAnswer as e:
             raise Unexpected("The job was not added", str(e)) from None
         except psycopg.errors.InsufficientPrivilege as e:
-            raise Forbidden("database", _words(e)) from None
+            raise Forbidden("database", db.words(e)) from None
         except psycopg.Error as e:
             with suppress(psycopg.Error):
                 self.close()
             self._conn = None
             kind = Unavailable if db.is_passing(e) else Unexpected
-            raise kind("database", _words(e)) from None
+            raise kind("database", db.words(e)) from None
 
     def _session(self) -> db.Connection:
         if self._conn is None:
@@ -126,8 +126,3 @@ class Direct(Farm):
             with db.in_force(self._conn):
                 migrations.check(self._conn)
         return self._conn
-
-
-def _words(error: psycopg.Error) -> str:
-    lines = [" ".join(line.split()) for line in str(error).splitlines()]
-    return log.masked("; ".join(filter(None, lines)))

@@ -22,7 +22,6 @@ NONE = "none"  # the word for null
 ROWS = 50  # of a table, where the command does not say
 _DIGITS = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 NEW_NAMES = ("schedules", "backfills", "webhooks")  # subjects whose words name queues and tasks to come
-_SPAN = re.compile(r"(\d{1,9}) ?(s|sec|min|h|d|)")
 
 
 def add(root: click.Group, *subjects: str) -> None:
@@ -122,10 +121,10 @@ class _Span(click.IntRange):
     name = "span"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        span = _SPAN.fullmatch(str(value).strip())
-        if not span:
+        seconds = base.span(str(value))
+        if seconds is None or seconds % 1:
             self.fail(f"{value!r} should be seconds, or a span such as 30s, 15min, 2h or 1d", param, ctx)
-        return super().convert(int(span[1]) * base.UNITS[span[2]], param, ctx)
+        return super().convert(int(seconds), param, ctx)
 
 
 class _OrNone(click.ParamType[Any]):

@@ -330,6 +330,12 @@ def hosts(dsn: str) -> list[str]:
     return [make_conninfo(dsn, **one) for one in each]
 
 
+def words(error: psycopg.Error) -> str:
+    """The error in one line, with its secrets masked."""
+    lines = [" ".join(line.split()) for line in str(error).splitlines()]
+    return log.masked("; ".join(filter(None, lines)))
+
+
 def reason(error: BaseException) -> str:
     """The server's own words on a passing error, or on the latest try to connect; empty where it does not answer."""
     if isinstance(error, Error) and error.sqlstate:

@@ -45,7 +45,6 @@ LISTED = 10  # jobs of each list on a queue's page
 ALERTS = 8  # shown on the overview
 CHECKED_SEC = periods.seconds("CHECKED_SEC", 30.0)  # for which the findings of `check` are shown
 EVENTS = 10_000  # of a journal on one page; as many as heartbeats in a day
-EVENTS_AT_ONCE = 1_000
 LINES = 200  # of a log, on the page of its job
 CELLS = 2_000  # partitions of one page: five years of days
 RESULT_SHOWN = 10_000  # characters of a result on its job's page
@@ -312,7 +311,7 @@ def job(job_id: str) -> Response:
     after = request.args.get("after", 0, type=int)
     with session() as conn:
         row = stats.job(conn, wanted)
-        events = _events(conn, wanted, max(after, 0))
+        events = stats.events(conn, wanted, max(after, 0), EVENTS)
         is_ordered = row is not None and operations.settings(conn, row["queue"])["ordered"]
         returned = stats.result(conn, wanted)
         family = parents.family(conn, wanted)
@@ -449,16 +448,6 @@ def _result(returned: Mapping[str, Any] | None) -> dict[str, Any]:
         return {"result": None}
     text = formats.pretty(returned["result"])
     return {"result": text[:RESULT_SHOWN], "result_goes_on": len(text) > RESULT_SHOWN}
-
-
-def _events(conn: db.Connection, job_id: UUID, after: int) -> Rows:
-    rows: Rows = []
-    while len(rows) < EVENTS:
-        more = stats.events(conn, job_id, rows[-1]["event_id"] if rows else after, EVENTS_AT_ONCE)
-        rows += more
-        if len(more) < EVENTS_AT_ONCE:
-            break
-    return rows
 
 
 # Fields that the job's page shows elsewhere than in the list of facts.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import Any, get_args, get_type_hints
@@ -15,6 +16,7 @@ from flask import Blueprint, Flask, Response, current_app, render_template, requ
 from pydantic import BaseModel, TypeAdapter
 from werkzeug.routing import Rule
 
+from dataloader import ops
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import JSON, QUEUE_LIMIT, TASK_LIMIT, Operation
 from dataloader.model.farm import Problem
@@ -24,17 +26,9 @@ from dataloader.ops.types import PRINTABLE
 Node = dict[str, Any]
 REF = "#/components/schemas/{model}"
 PAGE_CSP = "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-TAGS = {
-    "jobs": "Trigger jobs, watch them, change them. Each change is in the journal, with who asked for it.",
-    "queues": "Queues in figures; pause, resume and limit them. It holds on all hosts at once.",
-    "schedules": "Schedules, of which the farm makes jobs by the clock.",
-    "backfills": "Backfills: jobs of one task for many partitions, and what became of each.",
-    "limits": "Limits of the fleet: how many jobs run at once, and start in a minute.",
-    "failures": "Dead and retrying jobs in groups by their errors, and notes about a group.",
-    "webhooks": "The receivers of alerts for dead jobs, stuck runs, late and paused queues.",
-    "farm": "The farm as a whole.",
-    "service": "This process, for probes and monitoring.",
-}
+# The subjects of the operations, with the first lines of their modules.
+TAGS = {name: str(sys.modules[f"{ops.__name__}.{name}"].__doc__).partition("\n")[0] for name in ops.SUBJECTS}
+TAGS["service"] = "This process, for probes and monitoring."
 _STORABLE = "^[^\\u0000]*$"
 _HEADERS: dict[str, Node] = {
     "Idempotency-Key": {

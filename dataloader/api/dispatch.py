@@ -17,7 +17,7 @@ from pydantic_core import to_jsonable_python
 
 from dataloader import ops
 from dataloader.api.web import auth, cache, long_poll
-from dataloader.api.web.endpoint import JSON, TASK_LIMIT, job_id, named, operation, session
+from dataloader.api.web.endpoint import JSON, job_id, operation, session
 from dataloader.config import Settings
 from dataloader.model.farm import Fault
 from dataloader.model.reading import written
@@ -38,7 +38,6 @@ class Named(Texts):
     name: str | None = Field(
         default=None,
         pattern=r"^(\.|\.\.|[\s\S]*/[\s\S]*)$",
-        max_length=TASK_LIMIT,
         description="the queue or the task, for the names that a path may not hold: `.` and `..`, which clients and"
         " proxies take out of it, and names with a slash, of which `a/pause` ends as another address does; the path has"
         " any other part in their place, such as `-`",
@@ -86,7 +85,7 @@ def _rule(op: Op) -> str:
 def _view(op: Op) -> Any:
     rest = [name for name in op.parameters if name not in op.in_path]
     base = Texts if _NAMED.isdisjoint(op.in_path) else Named
-    path_model = op.model([name for name in op.in_path if name not in (*_NAMED, "job_id")], Texts, "Path")
+    path_model = op.model([name for name in op.in_path if name != "job_id"], Texts, "Path")
     query_model = op.model(() if op.method != "GET" else rest, base, "Query", is_text=True)
     body_model = (op.body or op.model(rest, Input, "Body")) if op.method in ("POST", "PUT") else None
     may_be_empty = body_model is not None and not any(op.parameters[name].is_required for name in rest)
@@ -96,13 +95,10 @@ def _view(op: Op) -> Any:
     depth = BATCH_DEPTH if op.name == "trigger_many" else DEPTH_LIMIT
 
     def view(**path: Any) -> Response:
-        given = path | fields_set(checks.validated(path_model, {name: path[name] for name in path_model.model_fields}))
-        given |= _query(query_model)
-        if "job_id" in path:
-            given["job_id"] = job_id(path["job_id"])
-        for noun in _NAMED & path.keys():
-            in_path, in_query = named(noun, path[noun]), given.pop("name", None)
-            given[noun] = named(noun, in_query) if in_query else in_path
+        given, ids = _query(query_model), {"job_id": job_id(path.pop("job_id"))} if "job_id" in path else {}
+        if (noun := _NAMED & path.keys()) and (name := given.pop("name", None)):
+            path[noun.pop()] = name
+        given |= ids | fields_set(checks.validated(path_model, path))
         if body_model:
             request.max_content_length = limit
             body = {} if may_be_empty and not _raw() else checks.document(_json(), depth)

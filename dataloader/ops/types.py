@@ -39,6 +39,7 @@ Text = Annotated[str, Field(min_length=1, max_length=512), Storable]
 SearchText = Annotated[Text, Field(json_schema_extra={"pattern": PRINTABLE, "format": "search"})]
 Attempt = Annotated[int, Field(ge=1, le=INT4_MAX, description="of this attempt only")]
 JobId = Annotated[UUID, Field(strict=False, description="the id of a job")]
+# A trigger may name shorter queues and tasks only, other services any.
 QueueName = Annotated[str, Field(min_length=1, max_length=512, description="the queue"), Storable]
 NewQueueName = Annotated[
     str, Field(min_length=1, max_length=128, description="the name of the other queue"), AfterValidator(printable)

@@ -20,7 +20,7 @@ from dataloader.api.dashboard import actions, charts, formats
 from dataloader.api.dashboard.render import chosen_zone, failed, named_queue, show
 from dataloader.api.web import auth, cache
 from dataloader.api.web.endpoint import job_id as parsed_job_id
-from dataloader.api.web.endpoint import named, session
+from dataloader.api.web.endpoint import session
 from dataloader.check import database
 from dataloader.config import Settings
 from dataloader.model.kinds import fraction
@@ -57,6 +57,12 @@ FILTERS = (*fields.FILTERS, "error_group")
 OF_LIST = (*FILTERS, "q", "status", "since", "until", "sort", "after")  # the parameters of a list, beside its trail
 Rows = list[dict[str, Any]]
 T = TypeVar("T")
+
+
+@blueprint.before_request
+def _refuse_nul() -> None:
+    if any("\0" in text for text in request.args.values()):
+        raise Problem(400, "The address should have no NUL character in it.")
 
 
 @blueprint.get("/")
@@ -140,7 +146,7 @@ def backfills() -> Response:
 def backfill(name: str) -> Response:
     """One backfill: its progress, its buttons, and its partitions as a heat map; the address holds the page of it."""
     after = request.args.get("after", "0")
-    if "\0" in name or not (after.isascii() and after.isdigit() and len(after) < 8):
+    if not (after.isascii() and after.isdigit() and len(after) < 8):
         raise Problem(404, "There is no such backfill, or no such page of it.")
     row, rows, is_served = cache.ask(_read_backfill, name, int(after))
     return show(
@@ -175,8 +181,6 @@ def errors() -> Response:
     groups: dict[str, Any] = {"groups": [], "is_cut": False}
     mistake, local = "", ""
     try:
-        if "\0" in "".join(given.values()):
-            raise ValueError("A filter should have no NUL character in it.")
         since = _instant(given["since"])
         local = _local(since)
         groups = cache.ask(of_errors.groups, given["queue"] or None, given["task"] or None, since)
@@ -269,8 +273,6 @@ def _without_empty(**changes: str) -> dict[str, Any]:
 
 def _wanted(given: Mapping[str, str]) -> stats.Wanted:
     """The filters of the address. Raises ValueError for one that is not valid, with a text for the page."""
-    if "\0" in "".join(given.values()):
-        raise ValueError("A filter should have no NUL character in it.")
     if given["status"] and given["status"] not in STATUSES:
         raise ValueError(f"The status should be one of: {', '.join(STATUSES)}.")
     texts = {name: given[name] or None for name in (*FILTERS, "q", "status")}
@@ -527,9 +529,8 @@ def key() -> Response:
 
 def _asked(name: str) -> str:
     """A parameter of the address that has to be there; raises a 400 Problem."""
-    text = request.args.get(name)
-    if text is None or "\0" in text:
-        raise Problem(400, f"The address should name a {name.replace('_', ' ')}, without a NUL character in it.")
+    if (text := request.args.get(name)) is None:
+        raise Problem(400, f"The address should name a {name.replace('_', ' ')}.")
     return text
 
 
@@ -600,8 +601,6 @@ def asked_range(known: Collection[str] = runs.RANGES.keys(), usual: str = runs.U
 def tasks() -> Response:
     """All tasks with their figures; the address holds the range and the filter."""
     range_, like = asked_range(), request.args.get("like", "")
-    if "\0" in like:
-        raise Problem(400, "A filter should have no NUL character in it.")
     found = lately(runs.listed, range_, like)
     return show("tasks.html", found=found, like=like, ranges=list(runs.RANGES))
 
@@ -609,7 +608,7 @@ def tasks() -> Response:
 @blueprint.get("/tasks/<anything:task>")
 def task(task: str) -> Response:
     """One task: its figures, charts, queues and last jobs."""
-    task = named("task", named_queue(task))
+    task = named_queue(task)
     found = runs_of(runs.task_runs, task)
     page = lately(stats.jobs, stats.Wanted(task=task), LATEST)
     return show("task.html", name=task, jobs=page.jobs, is_cut=page.next is not None, **found)

@@ -18,7 +18,7 @@ from werkzeug.routing import Rule
 
 from dataloader import ops
 from dataloader.api.web import auth
-from dataloader.api.web.endpoint import JSON, QUEUE_LIMIT, TASK_LIMIT, Operation
+from dataloader.api.web.endpoint import JSON, Operation
 from dataloader.model.farm import Problem
 from dataloader.ops.errors import KINDS
 from dataloader.ops.types import PRINTABLE
@@ -41,17 +41,7 @@ _HEADERS: dict[str, Node] = {
     },
     "If-None-Match": {"description": "the `ETag` of an earlier answer", "schema": {"type": "string"}},
 }
-_PATH: dict[str, Node] = {
-    "job_id": {"schema": {"type": "string", "format": "uuid"}},
-    "queue": {
-        "description": "percent-encoded",
-        "schema": {"type": "string", "minLength": 1, "maxLength": QUEUE_LIMIT, "pattern": _STORABLE},
-    },
-    "task": {
-        "description": "percent-encoded",
-        "schema": {"type": "string", "minLength": 1, "maxLength": TASK_LIMIT, "pattern": _STORABLE},
-    },
-}
+_JOB_ID: Node = {"type": "string", "format": "uuid"}
 _RETRY = {
     "Retry-After": {"description": "seconds", "required": True, "schema": {"type": "integer", "minimum": 0}},
 }
@@ -162,8 +152,8 @@ def _operation(app: Flask, rule: Rule, view: Callable[..., Any]) -> Node:
 def _parameters(rule: Rule, declared: Operation) -> Iterator[Node]:
     in_path = declared.path.model_json_schema()["properties"] if declared.path and declared.path.model_fields else {}
     for name in sorted(rule.arguments):
-        schema = _cleaned(in_path.get(name, {}), is_input=True)
-        described = {"description": schema.pop("description", None), "schema": schema} if schema else _PATH[name]
+        schema = _cleaned(in_path.get(name, _JOB_ID), is_input=True)
+        described = {"description": schema.pop("description", None), "schema": schema}
         yield _parameter(name, "path", described) | {"required": True}
     if declared.query:
         model = declared.query.model_json_schema(ref_template=REF)

@@ -20,15 +20,12 @@ from werkzeug.routing import BaseConverter
 from dataloader import ops
 from dataloader.api.web.sessions import Sessions
 from dataloader.ops.errors import invalid
-from dataloader.ops.types import UNSTORABLE
 from dataloader.queue import db
 
 V = TypeVar("V", bound=Callable[..., Any])
 JSON = "application/json"
 # The last parts of the addresses below a queue.
 OF_QUEUE = tuple(op.path.rpartition("/")[2] for op in ops.load().values() if op.path.startswith("/queues/{queue}/"))
-TASK_LIMIT = 2_400  # characters in the name of a task; a trigger may name shorter ones only, other services any
-QUEUE_LIMIT = 512  # characters in the name of a queue; a trigger may name shorter ones only, other services any
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
 
 
@@ -65,7 +62,7 @@ class Operation:
 
     tag: str
     answer: type | str
-    path: type[BaseModel] | None = None  # the parts of the path that are no queue, task or job_id
+    path: type[BaseModel] | None = None  # the parts of the path but for a job_id
     query: type[BaseModel] | None = None
     body: type[BaseModel] | None = None
     body_may_be_empty: bool = False
@@ -90,14 +87,6 @@ def job_id(text: str) -> UUID:
     if not _UUID.fullmatch(text):
         raise invalid("", "uuid", "job_id should be a UUID such as 01890a5d-ac96-774b-bcce-b302099a8057")
     return UUID(text)
-
-
-def named(noun: str, text: str) -> str:
-    """The name of a queue or a task in a path, which may be any that PostgreSQL can store; raises a 400 Problem."""
-    limit = {"queue": QUEUE_LIMIT, "task": TASK_LIMIT}[noun]
-    if not 1 <= len(text) <= limit or UNSTORABLE.search(text):
-        raise invalid("", noun, f"{noun} should be 1 to {limit:,} characters, none of them U+0000")
-    return text
 
 
 def session() -> AbstractContextManager[db.Connection]:

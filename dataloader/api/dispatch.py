@@ -38,6 +38,7 @@ class Named(Texts):
     name: str | None = Field(
         default=None,
         pattern=r"^(\.|\.\.|[\s\S]*/[\s\S]*)$",
+        max_length=512,
         description="the queue or the task, for the names that a path may not hold: `.` and `..`, which clients and"
         " proxies take out of it, and names with a slash, of which `a/pause` ends as another address does; the path has"
         " any other part in their place, such as `-`",

@@ -23,6 +23,7 @@ from dataloader.client.farm import BATCH
 from dataloader.exits import EXIT_FAILED
 from dataloader.model.jobs import BulkOutcome, Preview
 from dataloader.model.kinds import OrderName
+from dataloader.ops.jobs import ORDERED
 from dataloader.queue import db
 from dataloader.queue.reports import stats
 
@@ -30,13 +31,6 @@ INDEX_SEC = 86_400.0  # the longest build of the index; one for many millions of
 _POLL_SEC = 1.0  # between two polls of `backfill wait`
 
 commands = base.Group()
-_DONE = {
-    "requeue": "queued again",
-    "start-over": "queued again, from the start",
-    "run-now": "due now",
-    "delete": "deleted, with their journal",
-    "cancel": "cancelled, or asked to stop",
-}
 _ADVICE = {"run-now": "only a queued job can be made due", "delete": "cancel it first", "cancel": "it has ended"}
 
 
@@ -107,7 +101,7 @@ def _change_named(reached: Reached, verb: OrderName, job_ids: list[UUID], force:
         outcomes += (
             reached.farm.cancel_jobs(batch, force=force) if verb == "cancel" else reached.farm.change_jobs(verb, batch)
         )
-    known = {"done": _DONE[verb].removesuffix(", with their journal"), "unknown": "there is no such job"}
+    known = {"done": ORDERED[verb].removesuffix(", with their journals"), "unknown": "there is no such job"}
     advice = _ADVICE.get(verb, "it has not ended")
     lines = [
         f"{each.job_id} {known.get(each.outcome) or f'is {screen.plain(each.outcome)}: {advice}'}" for each in outcomes
@@ -132,7 +126,7 @@ def _change_matching(reached: Reached, verb: OrderName, query: str, only_preview
     changed = 0
     if preview.count or not preview.is_exact:
         changed = reached.farm.order_jobs(verb, preview.confirmation, matching={"q": query})
-    text = f"{changed:,} jobs {_DONE[verb]}"
+    text = f"{changed:,} jobs {ORDERED[verb]}"
     reached.answer({"order": verb, "previewed": preview.count, "changed": changed}, lambda: text)
 
 

@@ -116,8 +116,8 @@ def load(
         if only_plan:
             _show_plan(files.plan(validated(files.Files, args), context), as_json)
         else:
-            on_terminal, console = sys.stderr.isatty(), screen.console(sys.stderr)
-            with progress.Progress(console=console, transient=True, disable=not on_terminal) as bar:
+            err = screen.console(sys.stderr)
+            with progress.Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
                 shown = bar.add_task("reading", total=None)
 
                 def show(step: Progress) -> None:

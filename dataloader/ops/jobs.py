@@ -42,6 +42,14 @@ from dataloader.queue.reports import bulk, predictions, stats, tallies
 from dataloader.queue.reports.search import LENGTH, WrongSearch
 
 NAMED_MOST = 1_000  # jobs that one request names
+# What becomes of a job by each order.
+ORDERED = {
+    "requeue": "queued again",
+    "start-over": "queued again, from the start",
+    "run-now": "due now",
+    "delete": "deleted, with their journals",
+    "cancel": "canceled, or asked to stop",
+}
 ListedStatus: TypeAlias = Literal[STATUSES]  # type: ignore[valid-type]
 JobIds = Annotated[list[JobId], Field(max_length=NAMED_MOST, description="the jobs")]
 NamedJobs = Annotated[list[JobId], Field(min_length=1, max_length=NAMED_MOST, description="these jobs")]

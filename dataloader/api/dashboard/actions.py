@@ -22,7 +22,7 @@ from dataloader.api.dispatch import calling
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import session
 from dataloader.ops.errors import Problem
-from dataloader.ops.jobs import Filters
+from dataloader.ops.jobs import ORDERED, Filters
 from dataloader.ops.op import Op, Parameter, may_be_none, plain_type
 from dataloader.queue.reports import stats, tallies
 from dataloader.queue.reports.search import LENGTH
@@ -32,13 +32,9 @@ blueprint = Blueprint("actions", __name__)
 blueprint.register_error_handler(Exception, failed)
 ALL_SEC = 1.5  # for a button that changes a whole queue
 
-# The button of each order, what becomes of the jobs, and whether it destroys work or data.
-ORDERS = {
-    "requeue": ("Requeue", "queued again", False),
-    "run-now": ("Run now", "due now", False),
-    "cancel": ("Cancel", "canceled, or asked to stop", True),
-    "delete": ("Delete", "deleted, with their journals", True),
-}
+# The button of each order, and whether it destroys work or data.
+ORDERS = {"requeue": ("Requeue", False), "run-now": ("Run now", False), "cancel": ("Cancel", True)}
+ORDERS["delete"] = ("Delete", True)
 
 
 class Button(NamedTuple):
@@ -272,6 +268,6 @@ def _carried_out(name: str) -> tuple[Any, dict[str, Any]]:
 
 
 def _part(template: str, order: str, **data: Any) -> Response:
-    label, done, is_grave = ORDERS.get(order, (order.capitalize(), "changed", False))
-    page = render_template(template, order=order, label=label, done=done, is_grave=is_grave, **data)
+    label, is_grave = ORDERS.get(order, (order.capitalize(), False))
+    page = render_template(template, label=label, done=ORDERED[order], is_grave=is_grave, **data)
     return Response(page, mimetype="text/html")

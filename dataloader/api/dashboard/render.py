@@ -5,7 +5,6 @@ Pages leave by `show` and `done` alone, which mask secrets. Times are in the zon
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache, partial
 from hashlib import sha256
@@ -33,7 +32,8 @@ _STATIC = Path(__file__).parent / "static"
 _FILES = {str(path.relative_to(_STATIC)): path.read_bytes() for path in _STATIC.rglob("*") if path.is_file()}
 _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 # Functions of `formats` that the templates know by these names.
-FILTERS = ("bars", "brief", "count", "duration", "figure", "number", "percent", "pretty", "share", "short", "size")
+FILTERS = ["bars", "brief", "count", "duration", "figure", "first_line", "number", "percent", "pretty", "share"]
+FILTERS += ["short", "size", "steps"]
 ZONE_COOKIE = "dl_zone"  # a zone's name, stored by the page's script; no cookie: the installation's zone
 _LONGEST_ZONE = 64  # characters of a name
 blueprint = Blueprint("files", __name__, template_folder="templates")
@@ -102,10 +102,9 @@ def _page_context() -> dict[str, Any]:
     zone, own_zone = chosen_zone().key, current_app.extensions["zone"].key
     return {
         "asset": lambda name: url_for("files.static", name=name, v=_digest(name)),  # changes with the content
-        "queue_url": queue_url,
+        "queue_url": partial(named_url, "queue"),
         "action_url": action_url,
-        "key_url": key_url,
-        "task_url": task_url,
+        "task_url": partial(named_url, "task"),
         "environment": settings.environment,
         "version": VERSION,
         "zone": zone,
@@ -128,8 +127,6 @@ def _teach(state: BlueprintSetupState) -> None:
         "moment": formats.clock(chosen_zone, now),
         "ago": formats.clock(chosen_zone, now, is_relative=True),
         **{name: getattr(formats, name) for name in FILTERS},
-        "steps": formats.steps,
-        "first_line": formats.first_line,
     }
     environment.tests["instant"] = lambda value: isinstance(value, datetime)
 
@@ -148,31 +145,19 @@ def action_url(operation: str, /, **parameters: object) -> str:
     return url_for("actions.carry_out", name=operation) + (f"?{urlencode(parameters)}" if parameters else "")
 
 
-def queue_url(queue: str, **parameters: str | None) -> str:
-    """The address of a queue's page, with these parameters as far as they are given."""
-    return _named_url("queue", queue, parameters)
+def named_url(noun: str, name: str, **parameters: str | None) -> str:
+    """The address of the page of a queue or a task, with these parameters as far as they are given.
 
-
-def task_url(task: str, **parameters: str) -> str:
-    """The address of a task's page."""
-    return _named_url("task", task, parameters)
-
-
-def _named_url(noun: str, name: str, parameters: Mapping[str, str | None]) -> str:
-    """A browser removes `.` and `..` from a path, also percent-encoded: these two names stand in the query."""
+    A browser removes `.` and `..` from a path, also percent-encoded: these two names stand in the query.
+    """
     is_dots = name in (".", "..")
     path: dict[str, Any] = {noun: "-" if is_dots else name}
     query = urlencode(({"name": name} if is_dots else {}) | {each: text for each, text in parameters.items() if text})
     return url_for(f"dashboard.{noun}", **path) + (f"?{query}" if query else "")
 
 
-def key_url(queue: str, lock_key: str) -> str:
-    """The address of a key's page. A key may be any text, so it stands in the query."""
-    return url_for("dashboard.key", queue=queue, lock_key=lock_key)
-
-
 def named_queue(in_path: str) -> str:
-    """The queue or task of an address made by `queue_url` or `task_url`."""
+    """The queue or task of an address made by `named_url`."""
     name = request.args.get("name")
     return name if name in (".", "..") else in_path
 

@@ -7,7 +7,6 @@ A waiting request costs a thread of the server and no session.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from threading import Event, Lock
@@ -16,21 +15,21 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from flask import Response, current_app, g, jsonify, request
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import job_id as parsed_job_id
 from dataloader.api.web.endpoint import operation, session
 from dataloader.api.web.problems import retry_after
 from dataloader.model.jobs import Status
-from dataloader.ops.errors import invalid, known
+from dataloader.ops.checks import validated
+from dataloader.ops.errors import known
 from dataloader.ops.op import Texts
 from dataloader.ops.types import whole_number
 from dataloader.queue import lifecycle
 from dataloader.queue.job import FINAL
 
 WAIT_LIMIT = 30  # seconds that one request may wait for a job to change
-_SECONDS = re.compile("[0-9]{1,2}")
 PERIOD_SEC = 0.3  # between two questions
 DEFAULT_ROOM = 8  # where the number of the server's threads is not known
 
@@ -103,6 +102,7 @@ class LongPolls:
 class StatusQuery(Texts):
     """GET /api/v1/jobs/{job_id}/status, which ignores all others."""
 
+    model_config = ConfigDict(extra="ignore")
     wait: Annotated[int, Field(ge=0, le=WAIT_LIMIT), BeforeValidator(whole_number)] | None = Field(
         default=None,
         description="for how many seconds to wait until the job is another than `If-None-Match` says, or, without that,"
@@ -118,16 +118,14 @@ def status(job_id: str) -> Response:
     With `If-None-Match` the wait ends when the job has another `ETag`, at once if it has one already; without it when
     the job changes, at once if it has ended. `Retry-After` says that too many wait already, and this request did not.
     """
-    wanted, text = parsed_job_id(job_id), request.args.get("wait", "0")
-    if not _SECONDS.fullmatch(text) or int(text) > WAIT_LIMIT:
-        raise invalid("/wait", "wait", f"wait should be a whole number of seconds from 0 to {WAIT_LIMIT}")
+    wanted, query = parsed_job_id(job_id), validated(StatusQuery, request.args.to_dict(), "parameter")
     job, version = _versioned(wanted)
     is_known = request.if_none_match.contains_weak
     outcome = None
-    if int(text) and (is_known(version) if request.if_none_match else job["status"] not in FINAL):
+    if query.wait and (is_known(version) if request.if_none_match else job["status"] not in FINAL):
         polls: LongPolls = current_app.extensions["long_polls"]
         has_others = len({token.name for token in current_app.extensions["settings"].dl_api_tokens}) > 1
-        outcome = polls.wait(wanted, version, int(text), g.get("token_name") if has_others else None)
+        outcome = polls.wait(wanted, version, query.wait, g.get("token_name") if has_others else None)
         if outcome is Outcome.CHANGED:
             job, version = _versioned(wanted)
     answer = Response(status=304) if is_known(version) else jsonify(job)

@@ -102,7 +102,7 @@ def _view(op: Op) -> Any:
         given |= ids | fields_set(checks.validated(path_model, path))
         if body_model:
             request.max_content_length = limit
-            body = {} if may_be_empty and not _raw() else checks.document(_json(), depth)
+            body = _body(depth, may_be_empty)
             if "Idempotency-Key" in op.headers:
                 body = _with_key(body)
             given |= body if op.body else fields_set(checks.validated(body_model, body))
@@ -139,19 +139,16 @@ def _query(model: type[BaseModel]) -> dict[str, Any]:
     return fields_set(checks.validated(model, request.args.to_dict(), "parameter"))
 
 
-def _raw() -> bytes:
+def _body(depth: int, may_be_empty: bool) -> dict[str, Any]:
+    """The JSON object in the body, which says that it is JSON; without a body no fields, where that is allowed."""
     raw = request.get_data()
     if len(raw) < (request.content_length or 0):
         raise invalid("", "truncated", "the body should be as long as its Content-Length")
-    return raw
-
-
-def _json() -> bytes:
-    """The body, which says that it is JSON."""
-    raw = _raw()
+    if may_be_empty and not raw:
+        return {}
     if request.mimetype != JSON or request.mimetype_params.get("charset", "utf-8").lower() != "utf-8":
         raise invalid("", "content_type", "Content-Type should be application/json")
-    return raw
+    return checks.document(raw, depth)
 
 
 def _with_key(body: dict[str, Any]) -> dict[str, Any]:

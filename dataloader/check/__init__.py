@@ -68,7 +68,7 @@ def run(find_dsn: Callable[[Settings], str | None]) -> Report:
         settings, misspelt = config.load(), config.misspelt()
     except config.ConfigError as e:
         return Report({}, [error("settings", line) for line in str(e).splitlines()])
-    before = [*settings_findings(settings, misspelt), *host_findings(settings), *folder_findings(settings)]
+    before = [*settings_findings(settings, misspelt), *host_findings(settings)]
 
     def rest(deadly: Mapping[str, str], begins: Callable[[str], None]) -> Report:
         findings = [*before, *pipeline_findings(settings, deadly, begins)]
@@ -146,9 +146,6 @@ def host_findings(settings: Settings) -> Iterator[Finding]:
         yield error("host", *lack)
     if trouble := ports.trouble(settings.app_host, settings.app_port):
         yield error("host", trouble, "correct APP_HOST or APP_PORT")
-
-
-def folder_findings(settings: Settings) -> Iterator[Finding]:
     yield data_folder(settings.data_dir, given=settings.dl_data_dir is not None)
     for name in ("log_path", "metric_path", "audit_log_path"):
         if folder := getattr(settings, name):

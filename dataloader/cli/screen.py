@@ -29,17 +29,8 @@ _UNSEEN = "\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud80
 _HARMFUL = re.compile(f"[\x00-\x1f{_UNSEEN}\U000e0000-\U000e007f]")
 _IN_JSON = re.compile(f"[{_UNSEEN}\U000e0000-\U000e007f]")
 _WIDE = 400  # columns of a table in a file or pipe
-_STYLES = {
-    "running": "cyan",
-    "succeeded": "green",
-    "failed": "red",
-    "lost": "red",
-    "canceled": "yellow",
-    "busy": "cyan",
-    "dead": "red",
-    "stopped": "red",
-    "stuck": "red",
-}
+_STYLES = {"running": "cyan", "busy": "cyan", "succeeded": "green", "canceled": "yellow"}
+_STYLES |= dict.fromkeys(("failed", "lost", "dead", "stopped", "stuck"), "red")
 
 
 def plain(value: object, lines: bool = False) -> str:

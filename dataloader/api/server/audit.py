@@ -60,7 +60,7 @@ def _end(response: Response) -> Response:
     duration_ms = round(seconds * 1_000, 2)
     is_logged = not (_is_routine() and (response.status_code == 304 or request.endpoint == FILES))
     if is_logged:
-        facts = _caller() | _changed(response)
+        facts = _caller() | g.get("changed", {})  # set by a view that has changed something
         log.audit("request.end", **facts, status=response.status_code, duration_ms=duration_ms)
     method, route = _route()
     with _counting:
@@ -98,17 +98,6 @@ def _route() -> tuple[str, str]:
     """The method and the pattern of the route; all unknown paths are one pair, so the number of pairs is bounded."""
     rule = request.url_rule
     return (request.method if rule else "any"), (rule.rule if rule else "unmatched")
-
-
-def _changed(response: Response) -> dict[str, Any]:
-    """The id of the job that the request has changed; for many jobs the summary in `g.changed`."""
-    if "changed" in g:
-        changed: dict[str, Any] = g.changed
-        return changed
-    if request.method != "POST" or response.status_code != 200:
-        return {}
-    answer = response.get_json(silent=True)
-    return {"job_id": answer["job_id"]} if isinstance(answer, dict) and "job_id" in answer else {}
 
 
 class GunicornLogger(Logger):  # type: ignore[misc]  # gunicorn has no types

@@ -38,8 +38,8 @@ _MODULES = {
     }.items()
     for name in names.split()
 }
-# gunicorn puts the current folder in front of sys.path, where any file of it would hide a library, unless it is there.
 _OPEN = "Every role may connect to the database until its owner runs, with the roles of other services named as well:"
+# gunicorn puts the current folder in front of sys.path, where any file of it would hide a library, unless it is there.
 _GUNICORN = """\
 import sys
 from gunicorn import util
@@ -52,8 +52,9 @@ run(prog="gunicorn")
 class _Main(base.Group):
     """Imports a command of `_MODULES` when it is called: no process of a farm needs their memory."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), *_MODULES])
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.commands |= dict.fromkeys(_MODULES, click.Command(None))  # so that click knows the names
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in _MODULES:
@@ -70,16 +71,6 @@ class _Main(base.Group):
         """Run the command; an error quotes the words without secrets."""
         with base.harmless_errors():
             return super().invoke(ctx)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command in `args`; raises NoSuchCommand with similar names."""
-        try:
-            return super().resolve_command(ctx, args)
-        except click.exceptions.NoSuchCommand as e:  # click compares with the programs only
-            names = self.list_commands(ctx)
-            raise click.exceptions.NoSuchCommand(e.command_name, possibilities=names, ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         programs = [name for name in self.list_commands(ctx) if name not in _MODULES]

@@ -123,16 +123,9 @@ def reaching(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--dsn", help="ask this database instead of the API")
     @click.option("--json", "as_json", is_flag=True, help="print the answer as JSON")
     @functools.wraps(command)
-    def called(
-        *args: Any,
-        api_url: str | None,
-        token_file: IO[str] | None,
-        direct: bool,
-        dsn: str | None,
-        as_json: bool,
-        **options: Any,
-    ) -> Any:
-        reached = _reached(api_url, token_file, direct, dsn, as_json)
+    def called(*args: Any, **options: Any) -> Any:
+        chosen = [options.pop(name) for name in ("api_url", "token_file", "direct", "dsn", "as_json")]
+        reached = _reached(*chosen)
         try:
             return command(reached, *args, **options)
         except ClientError as e:

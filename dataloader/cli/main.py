@@ -54,7 +54,7 @@ class _Main(base.Group):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.commands |= dict.fromkeys(_MODULES, click.Command(None))  # so that click knows the names
+        self.commands.update(dict.fromkeys(_MODULES, click.Command(None)))  # so that click knows the names
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in _MODULES:

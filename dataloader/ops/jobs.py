@@ -48,7 +48,7 @@ ORDERED = {
     "start-over": "queued again, from the start",
     "run-now": "due now",
     "delete": "deleted, with their journals",
-    "cancel": "canceled, or asked to stop",
+    "cancel": "cancelled, or asked to stop",
 }
 ListedStatus: TypeAlias = Literal[STATUSES]  # type: ignore[valid-type]
 JobIds = Annotated[list[JobId], Field(max_length=NAMED_MOST, description="the jobs")]

@@ -10,8 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields as fields_of
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime, tzinfo
 from typing import IO, Any, Literal
 from uuid import UUID
@@ -83,21 +82,13 @@ def table(
 ) -> Table:
     """A table with a line for each row; None is empty. The columns `right` are aligned to the right.
 
-    A narrow terminal cuts the columns `loose`.
+    A narrow terminal cuts the columns `loose`. Without titles long values are folded.
     """
-    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), show_header=bool(titles))
     for title in titles:
         made.add_column(title, justify="right" if title in right else "left", no_wrap=title not in loose)
     for row in rows:
-        made.add_row(*(_cell(value, "ellipsis") for value in row))
-    return made
-
-
-def fields(rows: Iterable[tuple[str, object]]) -> Table:
-    """Names and values; long values are folded."""
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    for name, value in rows:
-        made.add_row(_cell(name, "fold"), _cell(value, "fold"))
+        made.add_row(*(_cell(value, "ellipsis" if titles else "fold") for value in row))
     return made
 
 
@@ -188,7 +179,7 @@ def sheet(answer: Any, zone: tzinfo, but: Collection[str] = ()) -> Table:
         ]
         label = path.replace(".", " ").replace("_", " ")
         rows += [(label if not number else "", text) for number, text in enumerate(texts)]
-    return fields((name, text) for name, text in rows if text not in ("", None))
+    return table((), [(name, text) for name, text in rows if text not in ("", None)])
 
 
 def _flat(answer: Any, before: str = "") -> Iterator[tuple[str, Any]]:
@@ -214,7 +205,7 @@ def _long_cell(path: str, value: Any, now: datetime, zone: tzinfo) -> Any:
 
 
 def facts(answer: Any) -> dict[str, Any]:
-    return {each.name: getattr(answer, each.name) for each in fields_of(answer)}
+    return {each.name: getattr(answer, each.name) for each in fields(answer)}
 
 
 def cell(path: str, value: Any, now: datetime) -> Any:

@@ -127,13 +127,13 @@ def load(
 
                 counts = followed(files.load_files(args, context), show)
             facts = ((name.replace("_", " "), value) for name, value in counts.items() if name != "total")
-            click.echo(screen.as_json(counts)) if as_json else screen.show(screen.fields(facts))
+            click.echo(screen.as_json(counts)) if as_json else screen.show(screen.table((), facts))
 
 
 def _show_plan(plan: files.Plan, as_json: bool) -> None:
     if as_json:
         return click.echo(screen.as_json(plan._asdict()))
-    screen.show(screen.fields([*plan.dialect.items()]))
+    screen.show(screen.table((), plan.dialect.items()))
     screen.show(screen.table(["column", "type"], plan.columns.items()))
     screen.show(screen.table([*plan.columns], plan.rows, loose=[*plan.columns]))
     click.echo(plan.ddl + ";" if plan.ddl else "the table exists")

@@ -646,10 +646,5 @@ _LISTS = (
     ("dead", "Dead", "All dead jobs", "No job of this queue is dead."),
     ("running", "Running", "All running jobs", "No job of this queue runs."),
     ("retries", "Retries", "All retries", "No job of this queue waits for a retry."),
-    (
-        "scheduled",
-        "Scheduled",
-        "All scheduled jobs, retries in their back-off too",
-        "No job of this queue is scheduled.",
-    ),
+    ("scheduled", "Scheduled", "All scheduled jobs, also retries in back-off", "No job of this queue is scheduled."),
 )

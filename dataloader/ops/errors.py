@@ -77,10 +77,6 @@ class NotAllowed(Exception):
     """The state of the job does not allow the change; the text says which state does."""
 
 
-class WrongMatching(ValueError):
-    """The search of an order is not valid."""
-
-
 class Meaning(NamedTuple):
     """The HTTP status of an error, the code of the fault, and the parameter that is wrong."""
 
@@ -95,7 +91,6 @@ MEANINGS: dict[type[Exception], Meaning] = {
     NotAllowed: Meaning(409),
     WrongCursor: Meaning(400, "cursor", "after"),
     search.WrongSearch: Meaning(400, "search", "q"),
-    WrongMatching: Meaning(400, "search", "matching/q"),
     stats.TooMany: Meaning(400, "too_many", "sort"),
     bulk.WrongTarget: Meaning(400, "target", "matching"),
     bulk.WrongConfirmation: Meaning(400, "confirmation", "confirmation"),

@@ -29,7 +29,7 @@ from dataloader.model.jobs import (
 )
 from dataloader.model.kinds import OrderName
 from dataloader.ops import adding
-from dataloader.ops.errors import NotAllowed, Unknown, WrongMatching, invalid, known
+from dataloader.ops.errors import NotAllowed, Unknown, invalid, known
 from dataloader.ops.op import Call, Op, made
 from dataloader.ops.types import BIGINT_MAX, Attempt, Cursor, Instant, JobId, PageSize, SearchText, Storable, Text
 from dataloader.queue import again as of_again
@@ -354,11 +354,7 @@ def preview(
 
     The order is for the jobs of a list (`matching`), or for up to 1,000 named ones.
     """
-    target = bulk.target(matching, job_ids)
-    try:
-        return made(Preview, bulk.preview(call.conn, order, target))
-    except WrongSearch as e:
-        raise WrongMatching(str(e)) from None
+    return made(Preview, bulk.preview(call.conn, order, _target(matching, job_ids)))
 
 
 @Op("POST /jobs/bulk", errors=(409,))
@@ -376,12 +372,18 @@ def order_jobs(
 
     A list that has more jobs for the order than its preview had is a conflict.
     """
+    step = bulk.change(call.conn, order, _target(matching, job_ids), confirmation, call.by, after)
+    return BulkChanged(order=order, changed=step.changed, next=step.next)
+
+
+def _target(matching: Filters | None, job_ids: Sequence[UUID] | None) -> bulk.Target:
+    """The jobs of an order, whose search is known to be valid."""
     target = bulk.target(matching, job_ids)
     try:
-        step = bulk.change(call.conn, order, target, confirmation, call.by, after)
+        _ = target.wanted.whole
     except WrongSearch as e:
-        raise WrongMatching(str(e)) from None
-    return BulkChanged(order=order, changed=step.changed, next=step.next)
+        raise invalid("/matching/q", "search", str(e)) from None
+    return target
 
 
 def _change(call: Call, verb: str, job_id: UUID, rule: str) -> None:

@@ -435,10 +435,7 @@ def default_home() -> Path:
 
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
-Days = Annotated[float, Field(gt=0, le=36_500, allow_inf_nan=False)]
 Patience = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
-Lease = Annotated[int, Field(ge=1, le=86_400)]
-Bundle = Annotated[float, Field(ge=1, le=3_600, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=1, le=65_535)]
 Schema = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z_][A-Za-z0-9_$-]*$")]
 Dsn = Annotated[SecretStr, AfterValidator(_conninfo)]
@@ -582,11 +579,11 @@ class Settings(BaseSettings):
     not start, see docs/ordered.md."""
     dl_heartbeat_sec: Seconds = 10
     """Seconds between renewals of a lease; never more than a third of the lease."""
-    dl_default_lease_ttl_sec: Lease = 60
+    dl_default_lease_ttl_sec: int = Field(60, ge=1, le=86_400)
     """Lease of a job that names none, in seconds."""
     dl_reaper_period_sec: Seconds = 10
     """Seconds between rounds of the reaper."""
-    dl_retention_days: Days | None = None
+    dl_retention_days: float | None = Field(None, gt=0, le=36_500, allow_inf_nan=False)
     """Days from a job's end until the reaper deletes the job with its journal; `0.5` is twelve hours. By default the
     reaper deletes no job."""
     dl_claim_backoff_sec: Seconds = 15
@@ -627,7 +624,7 @@ class Settings(BaseSettings):
     dl_alerts_queue: QueueName = "alerts"
     """Queue of the messages to webhooks. Some WORKERS_JSON should name it; without WORKERS_JSON a worker of its own
     serves it. See docs/alerts.md."""
-    dl_alerts_bundle_sec: Bundle = 60
+    dl_alerts_bundle_sec: float = Field(60, ge=1, le=3_600, allow_inf_nan=False)
     """Seconds from the first dead job or stuck run until a message tells of it, with all that came meanwhile."""
     dl_alerts_paused_sec: Seconds = 14_400
     """Seconds that a queue is paused until a message tells of it."""

@@ -147,9 +147,8 @@ class BufferingWorker(ThreadWorker):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._waiting: dict[
-            _Connection, Callable[[_Connection], None]
-        ] = {}  # connections in the poller, with their next steps
+        # Connections in the poller, with their next steps.
+        self._waiting: dict[_Connection, Callable[[_Connection], None]] = {}
         self._checked_at = 0.0
         self._stops_at: float | None = None
 

@@ -89,9 +89,8 @@ class LongPolls:
             if self._asked_at <= since:
                 self._asked_at = monotonic()
                 try:
-                    self._answer = self._versions(
-                        {job_id for job_id, _ in list(self._waiting.values())}
-                    )  # a copy: it changes
+                    waiting = list(self._waiting.values())  # a copy: it changes
+                    self._answer = self._versions({job_id for job_id, _ in waiting})
                 except Exception as e:
                     self._answer = e
             if isinstance(self._answer, Exception):

@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo
 from dataloader import log
 from dataloader.log import masking
 from dataloader.ops.checks import pointer
+from dataloader.ops.errors import Problem, invalid
 from dataloader.queue import again
 from dataloader.queue.reports.words import plain
 
@@ -24,12 +25,9 @@ MORE = "*"  # the field of the args that the schema does not name
 _LOCAL = "%Y-%m-%dT%H:%M:%S"
 
 
-class FormFault(ValueError):
-    """A field that cannot be read: its JSON pointer, and what it should be."""
-
-    def __init__(self, name: str, message: str) -> None:
-        super().__init__(message)
-        self.path = ("args", name) if name else ("args",)
+def _wrong(name: str, message: str) -> Problem:
+    """A field that cannot be read, and what it should be."""
+    return invalid(pointer(["args", name] if name else ["args"]), "form", f"{name or 'args'} {message}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +174,7 @@ def args_of(
     old: Mapping[str, Any],
     zone: ZoneInfo,
 ) -> dict[str, Any]:
-    """The args that the form says; `old` are those of the job that is run again, else {}. Raises FormFault.
+    """The args that the form says; `old` are those of the job that is run again, else {}. Raises a 400 Problem.
 
     A field that is empty is left out, unless it is one that has shown nothing for what the job has.
     """
@@ -188,9 +186,9 @@ def args_of(
         if field.name in ("", MORE) and field.name not in properties:
             others = _json(text) if text.strip() else {}
             if not isinstance(others, dict):
-                raise FormFault(field.name, 'should be a JSON object, such as {"day": "2026-01-31"}')
+                raise _wrong(field.name, 'should be a JSON object, such as {"day": "2026-01-31"}')
             if twice := next((name for name in others if name in args), None):
-                raise FormFault(field.name, f"has a field of its own: {twice[:100]}")
+                raise _wrong(field.name, f"has a field of its own: {twice[:100]}")
             args |= {name: _restored(name, value, old, masked) for name, value in others.items()}
         elif field.name in old and text == field.value.replace("\r\n", "\n"):
             args[field.name] = old[field.name]
@@ -204,7 +202,7 @@ def _restored(name: str, value: Any, old: Mapping[str, Any], masked: Mapping[str
     try:
         return again.restored(value, old[name], masked[name]) if name in old else value
     except ValueError as e:
-        raise FormFault(name, str(e)) from None
+        raise _wrong(name, str(e)) from None
 
 
 def _read(field: Input, text: str, own: Mapping[str, Any], zone: ZoneInfo) -> Any:
@@ -218,7 +216,7 @@ def _read(field: Input, text: str, own: Mapping[str, Any], zone: ZoneInfo) -> An
         return text if at is None else (at if at.tzinfo else at.replace(tzinfo=zone)).isoformat()
     if field.kind == "json":
         if (value := _json(text)) is _NOT_JSON:
-            raise FormFault(field.name, 'should be JSON, such as ["a", "b"]; a text stands in quotes')
+            raise _wrong(field.name, 'should be JSON, such as ["a", "b"]; a text stands in quotes')
         return value
     return text if field.kind in ("text", "date") else _json(text, text)
 

@@ -17,8 +17,8 @@ from dataloader.api.web import auth
 from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import answer_to
 from dataloader.ops import jobs
-from dataloader.ops.checks import document, pointer
-from dataloader.ops.errors import Problem, invalid, known
+from dataloader.ops.checks import document
+from dataloader.ops.errors import Problem, known
 from dataloader.queue import again, args_schema, db, operations
 from dataloader.queue.fields import INTERNAL_TASK
 from dataloader.queue.reports import stats
@@ -70,11 +70,8 @@ def trigger_job(job_id: UUID | None = None) -> Response:
     with calling() as call:
         old, old_args = _old(call.conn, job_id) if job_id else ({"task": request.form.get("task", "")}, None)
         _, schema = _schema(call.conn, old["task"])
-        try:
-            inputs = forms.inputs(schema, old_args, chosen_zone())
-            args = forms.args_of(inputs, request.form, schema, old_args or {}, chosen_zone())
-        except forms.FormFault as e:
-            raise invalid(pointer(e.path), "form", f"{e.path[-1]} {e}") from None
+        inputs = forms.inputs(schema, old_args, chosen_zone())
+        args = forms.args_of(inputs, request.form, schema, old_args or {}, chosen_zone())
         shown = {name: value.strip() if isinstance(value, str) else value for name, value in log.masked(old).items()}
         changes = {name: value for name, value in _job_fields().items() if name not in shown or value != shown[name]}
         fields = document(json.dumps(old | changes | {"args": args}).encode())  # with the guards on a body

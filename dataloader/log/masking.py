@@ -166,7 +166,7 @@ def _without(value: Any, secrets: Iterable[tuple[str, re.Pattern[str]]]) -> Any:
     if isinstance(value, dict):
         return {_without(name, secrets): _without(item, secrets) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_without(item, secrets) for item in value)
+        return getattr(value, "_make", type(value))(_without(item, secrets) for item in value)
     return value
 
 

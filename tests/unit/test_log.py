@@ -22,7 +22,7 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 import psutil
@@ -398,6 +398,18 @@ def test_j4_a_jobs_secret_arguments_are_known_until_the_next_job() -> None:
 def test_j4_a_jobs_secrets_are_known_however_they_are_given(args: dict[str, Any]) -> None:
     log.learn_job(args)
     assert log.masked("it is a-canary, not a-canary-bird or ba-canary") == "it is ***, not ***-bird or ba-canary", args
+
+
+class Shown(NamedTuple):
+    label: str
+    text: str
+
+
+def test_a_tuple_keeps_its_names_beside_a_jobs_secrets() -> None:
+    row = {"args": {"password": "a-canary"}, "buttons": [Shown("Run", "with a-canary")]}
+    assert log.masked(row)["buttons"] == [Shown("Run", f"with {log.MASK}")]
+    assert type(log.masked(row)["buttons"][0]) is Shown
+    assert type(log.masked(Shown("a", "b"))) is Shown
 
 
 def test_what_stands_beside_a_secret_is_shown() -> None:

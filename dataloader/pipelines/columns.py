@@ -66,23 +66,20 @@ def _type(text: str) -> str:
 
 def _formats(given: str | list[str]) -> str | list[str]:
     for text in [given] if isinstance(given, str) else given:
-        if text != "excel":
-            _require_format(text)
+        if text == "excel":
+            continue
+        try:
+            written = _MOMENT.strftime(text)
+            read = datetime.strptime(written, text)  # noqa: DTZ007
+        except ValueError:
+            raise ValueError('should be "excel" or a format such as "%d.%m.%Y", with directives of strptime') from None
+        # strptime invents the year 1900, and passes over a zone's name, a week without its day and %p without %I.
+        if read.year != _MOMENT.year or read.strftime(text) != written or ("%I" in text) != ("%p" in text):
+            raise ValueError(
+                "should have a year (%Y), %I only with %p, %W only with a weekday, and %z for a zone; where all values"
+                " have the same zone, its name can be in the format, and timezone says it"
+            )
     return given
-
-
-def _require_format(text: str) -> None:
-    try:
-        written = _MOMENT.strftime(text)
-        read = datetime.strptime(written, text)  # noqa: DTZ007
-    except ValueError:
-        raise ValueError('should be "excel" or a format such as "%d.%m.%Y", with directives of strptime') from None
-    # strptime invents the year 1900, and passes over a zone's name, a week without its day and %p without %I.
-    if read.year != _MOMENT.year or read.strftime(text) != written or ("%I" in text) != ("%p" in text):
-        raise ValueError(
-            "should have a year (%Y), %I only with %p, %W only with a weekday, and %z for a zone; where all values have"
-            " the same zone, its name can be in the format, and timezone says it"
-        )
 
 
 def _zone(name: str) -> str:
@@ -178,9 +175,14 @@ class Reader:
             return text
         if self._kind in ("integer", "number"):
             return self._number(text)
-        if self._kind == "boolean":
-            return self._boolean(text)
-        return self._moment(text.strip())
+        if self._kind != "boolean":
+            return self._moment(text.strip())
+        for is_true, words in ((True, self._values.true), (False, self._values.false)):
+            if text in words:
+                return str(is_true).lower()
+        if (word := text.strip().lower()) in _BOOLEANS:
+            return word
+        raise ValueError("not a boolean; true and false can list its words")
 
     def _number(self, text: str) -> str:
         match = self._values.number(text)
@@ -211,14 +213,6 @@ class Reader:
             return _GUESSED.format("not a number")
         unseen = re.search("<(.+?)>", visible(text.strip()))
         return f"not a number{f' because of the character {unseen[1]}' if unseen else ''}; {_OTHERWISE}"
-
-    def _boolean(self, text: str) -> str:
-        for is_true, words in ((True, self._values.true), (False, self._values.false)):
-            if text in words:
-                return str(is_true).lower()
-        if (word := text.strip().lower()) in _BOOLEANS:
-            return word
-        raise ValueError("not a boolean; true and false can list its words")
 
     def _moment(self, text: str) -> str:
         for form in self._values.formats:

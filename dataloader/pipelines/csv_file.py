@@ -167,6 +167,7 @@ class CsvFile(FileSource):
         self._delimiter, self._quote = mark, _NO_QUOTE if is_cut else layout.quote or _NO_QUOTE
         self._is_foreign = bool(is_cut or layout.quote != '"' or layout.escape or not mark.isascii())
         self.delimiter = "," if is_cut or not mark.isascii() else mark
+        self.dialect = {"delimiter": mark, "encoding": self._encoding}
         self._compile(re.escape(mark[0]), re.escape(self._quote), re.escape(layout.escape or ""))
         self._read_header()
 
@@ -190,10 +191,6 @@ class CsvFile(FileSource):
     @property
     def names(self) -> list[str]:
         return self._names
-
-    @property
-    def dialect(self) -> dict[str, Any]:  # type: ignore[override]
-        return {"delimiter": self._delimiter, "encoding": self._encoding}
 
     @property
     def bytes_read(self) -> int:
@@ -281,7 +278,8 @@ class CsvFile(FileSource):
 
     def place(self) -> Place:
         """Where the next record begins, blank lines included: so many characters behind a mark of the text stream."""
-        return self._place(self._count)
+        odd = self._literal_quotes, self._lines.tell(), self._repeated_headers
+        return Place(self._mark, self._line, self._count, *odd)
 
     def error(self, line: int, reason: str, extra_lines: int = 0) -> PermanentError:
         to = f" to {line + extra_lines}" if extra_lines else ""
@@ -311,7 +309,7 @@ class CsvFile(FileSource):
         for _ in range(self._line):
             while (text := self._readline()) and text[-1] not in "\r\n":
                 pass
-        self.begin = self._place(0)
+        self.begin = self.place()
 
     def _recognized(self) -> str:
         """The delimiter: the one that the header has, and that most lines have as often."""
@@ -320,8 +318,12 @@ class CsvFile(FileSource):
         lines = [re.sub('"[^"]*"', "", self._readline(_RECOGNIZED_CHARACTERS)) for _ in range(_RECOGNIZED_BY)]
         is_comment = self._layout.comment or _NO_QUOTE
         lines = [line for line in lines if line.strip() and not line.startswith(is_comment)]
-        counts = {mark: [line.count(mark) for line in lines] for mark in _DELIMITERS}
-        return max(counts, key=lambda mark: _likelihood(counts[mark]))
+
+        def likelihood(mark: str) -> tuple[bool, float, int]:
+            counts = [line.count(mark) for line in lines] or [0]
+            return counts[0] > 0, counts.count(counts[0]) / len(counts), counts[0]
+
+        return max(_DELIMITERS, key=likelihood)
 
     def _read_header(self) -> None:
         self.header_line, text = next(self._from(self.begin), (1, ""))
@@ -334,13 +336,9 @@ class CsvFile(FileSource):
         if self._layout.header is True:
             self._names, self._count = first, 0
             self._header = text if len(first) > 1 else None
-            self.begin = self._place(0)
+            self.begin = self.place()
         else:
             self._names = self._layout.header or [f"column_{number}" for number in range(1, len(first) + 1)]
-
-    def _place(self, records: int) -> Place:
-        odd = self._literal_quotes, self._lines.tell(), self._repeated_headers
-        return Place(self._mark, self._line, records, *odd)
 
     def _records(self) -> Iterator[tuple[int, str | Rejected]]:
         # This loop runs once per line of the file, so the cheap tests come first and calls are few.
@@ -496,12 +494,6 @@ def field(value: str | None, delimiter: str, is_quoted: bool = False) -> str:
     if value and (is_quoted or any(mark in value for mark in (delimiter, '"', "\n", "\r"))):
         return '"' + value.replace('"', '""') + '"'
     return value or ('""' if is_quoted and value is not None else "")
-
-
-def _likelihood(counts: list[int]) -> tuple[bool, float, int]:
-    """PURE: how likely a character is the delimiter, by how often it is in the header and in each line."""
-    header = counts[0] if counts else 0
-    return header > 0, counts.count(header) / max(1, len(counts)), header
 
 
 def guessed_encoding(raw: bytes) -> str | None:

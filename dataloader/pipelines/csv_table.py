@@ -419,7 +419,7 @@ class _Load:
         """
         try:
             with self._table() as table:
-                is_filled = is_direct and table.exists()
+                is_filled = is_direct and bool(table.columns())
                 if not is_filled:
                     table.make_staging()
                 elif not table.takes_copy():
@@ -588,10 +588,6 @@ class Table:
     def columns(self, name: str = "table_name") -> dict[str, str]:
         """The columns of the target, or of its staging table, with their types; none where it is missing."""
         return dict(self._execute("columns", table_name=self._parts[name]).fetchall())
-
-    def exists(self) -> bool:
-        """Whether there is a target."""
-        return self._value("kind") is not None
 
     def _lock(self) -> None:
         """Wait for the lock under which a load creates a table."""

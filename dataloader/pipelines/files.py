@@ -221,21 +221,15 @@ class Entry:
         if self.archive and self.archive.fp and self.member:
             return self.archive.fp.fileno(), stack.enter_context(self.archive.open(self.member))  # type: ignore[return-value]
         descriptor = csv_table.opened(self.folder, self.path)
-        stream: BinaryIO = stack.enter_context(open(descriptor, "rb"))  # noqa: SIM115
-        unpack = next((unpack for mark, unpack in PACKINGS.items() if os.pread(descriptor, len(mark), 0) == mark), None)
-        return descriptor, stack.enter_context(unpack(stream)) if unpack else stream
-
-
-def _gunzip(stream: BinaryIO) -> Any:
-    return io.BufferedReader(gzip.GzipFile(fileobj=stream, mode="rb"), _HEAD)
-
-
-def _unzstd(stream: BinaryIO) -> Any:
-    return _library("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd").open(stream)
-
-
-# The packed files by their first bytes; each function makes a stream that can seek, and unpacks all frames.
-PACKINGS: dict[bytes, Callable[[BinaryIO], Any]] = {b"\x1f\x8b": _gunzip, b"\x28\xb5\x2f\xfd": _unzstd}
+        stream: Any = stack.enter_context(open(descriptor, "rb"))  # noqa: SIM115
+        mark = os.pread(descriptor, 4, 0)
+        # These streams can seek, and unpack all frames.
+        if mark.startswith(b"\x1f\x8b"):
+            stream = stack.enter_context(io.BufferedReader(gzip.GzipFile(fileobj=stream, mode="rb"), _HEAD))
+        elif mark == b"\x28\xb5\x2f\xfd":
+            zstd = _library("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+            stream = stack.enter_context(zstd.open(stream))
+        return descriptor, stream
 
 
 def entries(wanted: Files, context: Context, stack: ExitStack) -> list[Entry]:
@@ -609,8 +603,12 @@ class Shaped(Source):
                     for name, type_ in zip(names, source.columns.values(), strict=True):
                         given[name] = common_type({given.get(name, type_), type_})
             names += [name for name in entry.partition if name not in names]
-            if headers and set(names) != set(headers[0]):
-                self._require_same(entries[0], headers[0], entry, names)
+            if headers and wanted.schema_change == "refuse" and (others := set(names) ^ set(headers[0])):
+                differ = ", ".join(sorted(others)[:5])
+                chosen = "member chooses one of them" if entry.member else "path can choose some of them"
+                reason = f"have different columns: {differ} is only in one of them"
+                remedy = f'schema_change "add" takes the columns of all, and {chosen}'
+                raise PermanentError(f"{entries[0].name} and {entry.name} {reason}; {remedy}")
             headers.append(names)
             self._known.append((source.version, source.columns, source.total))
             member = entry.archive.getinfo(entry.member or "") if entry.archive else None
@@ -659,13 +657,6 @@ class Shaped(Source):
             if kind and not (name in given and kind_of(given[name]) == kind):
                 is_guess = name not in wanted.types and name not in self.existing and name not in given
                 self.kinds[name] = kind, is_guess
-
-    def _require_same(self, first: Entry, names: list[str], other: Entry, others: list[str]) -> None:
-        if self.wanted.schema_change == "refuse":
-            differ = ", ".join(sorted(set(names) ^ set(others))[:5])
-            chosen = "member chooses one of them" if other.member else "path can choose some of them"
-            reason = f"{first.name} and {other.name} have different columns: {differ} is only in one of them"
-            raise PermanentError(f'{reason}; schema_change "add" takes the columns of all, and {chosen}')
 
     def _sample(self, names: list[str]) -> Iterator[list[str | None]]:
         """Rows of all files, the same number of each."""

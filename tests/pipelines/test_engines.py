@@ -339,7 +339,6 @@ def test_ray_whose_output_is_gone_is_asked_again_for_a_result(ray: FakeRay) -> N
 
 def test_ray_that_has_lost_its_memory_knows_nothing(ray: FakeRay) -> None:
     assert on_ray().poll(ORDER).state is State.ABSENT
-    assert on_ray().find(ORDER) is None
 
 
 @pytest.mark.parametrize(

@@ -100,8 +100,8 @@ class Engine:
         raise NotImplementedError
 
     def find(self, order: Order) -> str | None:
-        """The handle of the engine for the program with this id, or None."""
-        raise NotImplementedError
+        """The handle of the engine for the program with this id, or None; by default our own id is the handle."""
+        return order.id
 
     def cancel(self, order: Order, until: float) -> bool:
         """Stop it; whether the engine has confirmed this before that monotonic instant."""

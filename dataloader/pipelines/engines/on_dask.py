@@ -76,10 +76,6 @@ class OnDask(Engine):
             return Report(State.SUCCEEDED, output, read, result=json.loads(end["result"] or "null"))
         return Report(State.FAILED, output, read, f"its process ended with {end['code']}")
 
-    def find(self, order: Order) -> str | None:
-        self._task = self._ask(lambda: self._published(order))
-        return self._task and order.id
-
     def cancel(self, order: Order, until: float) -> bool:
         """A function that has begun ends by SIGTERM, and by SIGKILL 1 s later."""
         within = max(0.1, until - time.monotonic())

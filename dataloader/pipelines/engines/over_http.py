@@ -118,8 +118,8 @@ class OnRay(Engine):
         }
         body = {name: value for name, value in given.items() if value is not None}
         answer = self._server.ask("POST", "/api/jobs/", body, RAY_SUBMIT_SEC)
-        if answer.status != 200 and self.find(order) is None:
-            answer.require_good()
+        if answer.status != 200:  # also where Ray has it already
+            (answer if (job := self._job(order)).status == 404 else job).require_good()
         return order.id
 
     def poll(self, order: Order) -> Report:
@@ -131,13 +131,6 @@ class OnRay(Engine):
         output = self._output(order, state)
         why = str(job.get("message") or "") if state is State.FAILED else ""
         return Report(state, output, order.read + len(output), why.partition(", last available logs")[0])
-
-    def find(self, order: Order) -> str | None:
-        answer = self._job(order)
-        if answer.status == 404:
-            return None
-        answer.require_good()
-        return order.id
 
     def cancel(self, order: Order, until: float) -> bool:
         """Ray sends SIGTERM to the command's processes before it answers, and SIGKILL 3 s later."""

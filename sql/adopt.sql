@@ -77,33 +77,18 @@ CREATE UNIQUE INDEX CONCURRENTLY ix_dl_jobs_idempotency ON dl_jobs (idempotency_
 UPDATE dl_migrations SET oldest_code = 2 WHERE number = 1;
 ALTER TABLE dl_jobs DROP CONSTRAINT dl_jobs_idempotency_key_key;
 
--- name: breaks
--- In the place of {breaks}: the checks of schema.sql on the contract's columns, the other way round.
-(octet_length(queue) > 512 OR octet_length(task) > 2000 OR octet_length(lock_key) > 2048
- OR octet_length(idempotency_key) > 1020 OR octet_length(partition_key) > 1020 OR octet_length(producer) > 1020
- OR octet_length(consumer_group) > 1020);
-
 -- name: unfit
 -- Rows that break a check: pages and indexes rely on the checks, which are triggers and hold for what is written from now on.
-SELECT job_id FROM dl_jobs WHERE {breaks};
+SELECT job_id FROM dl_jobs WHERE ({fields.unfit});
 
 -- name: fit
 -- Mend some of these rows, unless others have them locked. A text that is too long is cut; a hash at its end keeps different
 -- keys different.
 WITH done AS (
   UPDATE dl_jobs SET
-         queue = CASE WHEN octet_length(queue) > 512 THEN left(queue, 90) || '…' || md5(queue) ELSE queue END,
-         task = CASE WHEN octet_length(task) > 2000 THEN left(task, 160) || '…' || md5(task) ELSE task END,
-         lock_key = CASE WHEN octet_length(lock_key) > 2048 THEN left(lock_key, 470) || '…' || md5(lock_key) ELSE lock_key END,
-         idempotency_key = CASE WHEN octet_length(idempotency_key) > 1020
-                                THEN left(idempotency_key, 220) || '…' || md5(idempotency_key) ELSE idempotency_key END,
-         partition_key = CASE WHEN octet_length(partition_key) > 1020
-                              THEN left(partition_key, 220) || '…' || md5(partition_key) ELSE partition_key END,
-         producer = CASE WHEN octet_length(producer) > 1020 THEN left(producer, 220) || '…' || md5(producer) ELSE producer END,
-         consumer_group = CASE WHEN octet_length(consumer_group) > 1020
-                               THEN left(consumer_group, 220) || '…' || md5(consumer_group) ELSE consumer_group END
-   WHERE job_id IN (SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) AND {breaks} FOR NO KEY UPDATE SKIP LOCKED)
+         {fields.cut}
+   WHERE job_id IN (SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) AND ({fields.unfit}) FOR NO KEY UPDATE SKIP LOCKED)
   RETURNING job_id)
 SELECT (SELECT array_agg(job_id) FROM done) AS done,
        (SELECT array_agg(job_id) FROM dl_jobs
-         WHERE job_id = ANY (%(job_ids)s) AND {breaks} AND job_id NOT IN (SELECT job_id FROM done)) AS locked;
+         WHERE job_id = ANY (%(job_ids)s) AND ({fields.unfit}) AND job_id NOT IN (SELECT job_id FROM done)) AS locked;

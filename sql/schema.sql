@@ -104,12 +104,9 @@ ALTER TABLE dl_job_events SET (autovacuum_vacuum_insert_scale_factor = 0.1);
 -- row reads the text of each CHECK again, a third of a lone job's instructions. A trigger costs only the statements that
 -- write its columns, and each trigger of its own costs an insert two microseconds. The condition lets most rows pass
 -- without a call; dl_jobs_check knows the bounds.
-CREATE TRIGGER dl_jobs_check BEFORE INSERT OR UPDATE OF queue, task, lock_key, idempotency_key, partition_key, producer,
-    consumer_group, affinity_key, trace, timeout_sec, deadline, limits, args ON dl_jobs
+CREATE TRIGGER dl_jobs_check BEFORE INSERT OR UPDATE OF {fields.texts}, timeout_sec, deadline, limits, args ON dl_jobs
   FOR EACH ROW WHEN (
-    greatest(octet_length(NEW.queue), octet_length(NEW.task), octet_length(NEW.lock_key), octet_length(NEW.idempotency_key),
-             octet_length(NEW.partition_key), octet_length(NEW.producer), octet_length(NEW.consumer_group),
-             octet_length(NEW.affinity_key), octet_length(NEW.trace)) > 255
+    greatest({fields.octets}) > 255
     OR NEW.timeout_sec NOT BETWEEN 1 AND 2592000 OR NEW.limits <> '{}'
     OR NEW.deadline < '2000-01-01 00:00+00' OR NEW.deadline >= '9999-01-01 00:00+00'
     OR greatest(NEW.claims, NEW.backoffs) > 1000000000

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dataloader.queue import db
+from dataloader.queue import db, fields
 from dataloader.queue.db import Row
 
 _SQL = db.statements("drift.sql")
@@ -56,7 +56,7 @@ class Function(NamedTuple):
 
 def drifts(conn: db.Connection, functions: str) -> list[Drift]:
     """The objects of the schema that are missing, disabled or changed; `functions` is the shipped text for it."""
-    schema = (db.sql_folder() / "schema.sql").read_text("utf-8")
+    schema = fields.filled((db.sql_folder() / "schema.sql").read_text("utf-8"))
     installed, changed = _SQL.rows(conn, "functions"), []
     for function in shipped(functions):
         of_name = [row for row in installed if row["name"] == function.name]

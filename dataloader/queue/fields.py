@@ -2,9 +2,8 @@
 
 Statements and functions in SQL, checks, options and the client's fields follow: a text of sql/ names a list of fields
 as {fields.NAME}, which `filled` puts in. Filters of lists follow, too, and with a line in model.jobs.Template the words
-of schedules and backfills. A new field also needs its column in sql/schema.sql and a migration, its bound in
-dl_jobs_check, a parameter of new_job.enqueue, and a line in model/jobs.py where it is shown. tests/unit/test_fields.py
-names places that differ.
+of schedules and backfills. A new field also needs its column in sql/schema.sql and a migration, a parameter of
+new_job.enqueue, and a line in model/jobs.py where it is shown. tests/unit/test_fields.py names places that differ.
 """
 
 from __future__ import annotations
@@ -36,7 +35,8 @@ LIMIT_NAME = 100  # characters of a limit's name
 class Field:
     """One field of a job, and the column of dl_jobs of the same name; `type` is the column's.
 
-    `least` and `most` bound a text's characters, a number, or a list's names. `by` sets it: producer, API or queue.
+    `least` and `most` bound a text's characters, a number, or a list's names; `octets` bounds a text in the table, for
+    the indexes: by default four times `most`. `by` sets it: producer, API or queue.
     """
 
     name: str
@@ -47,10 +47,12 @@ class Field:
     default: Any = None
     least: int | None = None
     most: int | None = None
+    octets: int | None = None
 
 
 def _given(type: str, shown_in: frozenset[str], text: str, least: int | None = None, most: int | None = None) -> Field:
-    return Field("", type, text, shown_in, "producer", None, least, most)
+    octets = 4 * most if type == "text" and most else None
+    return Field("", type, text, shown_in, "producer", None, least, most, octets)
 
 
 _PRODUCER = "the program that asks for the job; stored and shown"
@@ -60,6 +62,7 @@ _DEADLINE = "when the job should have ended: of its priority it goes before"
 _AFFINITY = "names the heavy resource that the job needs; default: as the pipeline says, or none"
 _LIMITS = "the limits of the fleet that its runs count for; default: as the pipeline says, or none"
 _ATTEMPTS = "how many runs it may have; default: as the pipeline says, or 5"
+_TRACE = "the W3C traceparent of the job's trigger"
 _TIMEOUT = "how long one run may take; default: what the pipeline says"
 
 
@@ -72,7 +75,7 @@ class NewJob:
     """
 
     queue: Annotated[str, _given("text", FILTERED, "the queue, whose workers run the job", 1, 128)]
-    task: Annotated[str, _given("text", FILTERED, "the pipeline's name", 1, 200)]
+    task: Annotated[str, replace(_given("text", FILTERED, "the pipeline's name", 1, 200), octets=2_000)]
     lock_key: Annotated[str, _given("text", FILTERED, "jobs of one key never run at the same time", 1, 512)]
     args: Annotated[Mapping[str, Any], _given("jsonb", PAGE, "the pipeline's arguments, a JSON object")] = field(
         default_factory=dict
@@ -90,7 +93,7 @@ class NewJob:
     affinity_key: Annotated[str | None, _given("text", EVERYWHERE, _AFFINITY, 1, 200)] = None
     limits: Annotated[Sequence[str] | None, _given("text[]", EVERYWHERE, _LIMITS, None, LIMITS_MOST)] = None
     deadline: Annotated[datetime | None, _given("timestamptz", EVERYWHERE, _DEADLINE)] = None
-    trace: Annotated[str | None, Field("", "text", "the W3C traceparent of the job's trigger", PAGE, "api")] = None
+    trace: Annotated[str | None, Field("", "text", _TRACE, PAGE, "api", octets=255)] = None
     depends_on: Sequence[UUID | int] | None = None
     on_parent_failure: str = "cancel"
 
@@ -202,7 +205,15 @@ def _shown(row: str, fields: Iterable[Field]) -> str:
     return ", ".join(_SHOWN.get(each.type, "{0}").format(f"{row}.{each.name}", each.name) for each in fields)
 
 
+def _cut(field: Field) -> str:
+    """What an adopted text becomes that is too long; a hash at its end keeps different keys different."""
+    name, short = field.name, f"left({field.name}, {(field.most or 0) - 38}) || '…' || md5({field.name})"
+    return f"{name} = CASE WHEN octet_length({name}) > {field.octets} THEN {short} ELSE {name} END"
+
+
 _PLAIN = [each for each in OF_PRODUCER if each.name not in _INSTEAD]
+_TEXTS = [each for each in OF_NEW_JOB if each.octets]
+_CUT = [each for each in _TEXTS if each.most]
 _REQUIRED = [each for each in OF_PRODUCER if each.default is REQUIRED]
 _BOUND = [each for each in OF_PRODUCER if each.type in ("text", "int", "timestamptz") and each.name != "queue"]
 _LISTS = {
@@ -224,6 +235,14 @@ _LISTS = {
     "required": _each("{0.name} {0.type}", _REQUIRED),
     "optional": _each("{0.name} {0.type} DEFAULT NULL", [each for each in OF_PRODUCER if each not in _REQUIRED]),
     "refusals": "\n    ".join(map(_refusal, _BOUND)),
+    # The bounds of texts in the table: the trigger dl_jobs_check, its function, and adopt.sql.
+    "texts": _each("{0.name}", _TEXTS),
+    "octets": _each("octet_length(NEW.{0.name})", _TEXTS),
+    "too_long": "\n    ".join(
+        f"WHEN octet_length(NEW.{each.name}) > {each.octets} THEN '{each.name}'" for each in _TEXTS
+    ),
+    "unfit": " OR ".join(f"octet_length({each.name}) > {each.octets}" for each in _CUT),
+    "cut": ", ".join(map(_cut, _CUT)),
     "given": ", ".join(map(_passed, OF_PRODUCER)),
     # The fields that answers show, and those by which lists are filtered.
     "status": _shown("j", [each for each in FIELDS if "status" in each.seen]),

@@ -317,9 +317,6 @@ def long_step(
     _spend_checkpoints(session.conn, ends or (), written.ended)
     if not facts:
         return Step(jobs, written.ended)
-    if "in_order" in facts:
-        places = {job_id: place for place, job_id in enumerate(facts["in_order"])}
-        jobs.sort(key=lambda job: places[str(job.job_id)])
     passed_over = facts.get("passed_over", {})
     reached, left_out = passed_over.get("reached"), passed_over.get("left_out")
     return Step(

@@ -38,7 +38,7 @@ BATCH = 500  # rows that are changed in one transaction
 FIT_LISTED = 1_000  # of those that broke a check `migrate` names so many
 KINDS = ("farm", "producer", "reader")  # of roles, beside the owner
 FIRST = "schema of 0.2.0"  # the name of number 1 in dl_migrations
-_ADOPT = db.statements("adopt.sql", "breaks", "misplaced")
+_ADOPT = db.statements("adopt.sql", "misplaced")
 _RIGHTS = db.statements("rights.sql")
 _HEADER = re.compile(r"^-- (oldest code|outside a transaction|functions)(?:: (.*))?$", re.MULTILINE)
 # Behind a function: a part of it that stands in several places, each as {its name}; it ends with an empty line.

@@ -35,7 +35,7 @@
 --    without                      tasks whose jobs the claim passes over, for the host has no room for them
 --                                 One parameter for all: each costs some 2,000 instructions, also for a job alone
 --
--- Returns a row for each claimed job, the best first, then one without a job. That last row's `said` is the text of a JSON
+-- Returns a row for each claimed job in the order in which they run, then one without a job. That last row's `said` is the text of a JSON
 -- object of the following, without nulls. Most often `said` is null. One column for all: the server spends some 4,500
 -- instructions on each column, also for a job alone.
 -- unfinished, canceled, locked   as dl_finish
@@ -48,7 +48,6 @@
 -- passed_over                    by p_prefer: `reached`: some jobs of this `priority` were passed over for their affinity,
 --                                those before `since`; `left_out`: see dl_left_out. Where jobs are left out the claim
 --                                reads no farther than the queue's first 1,000 jobs, and nothing tells of room: call again
--- in_order                       of an ordered queue: the jobs in the order in which they run, those of a key together
 --
 -- A worker may sleep after a claim that starts nothing: for each row that such a claim leaves, a notification or a time
 -- will come. The claim parks rows of busy keys and full limits, and puts off those of keys that a session holds without a
@@ -76,34 +75,11 @@ DECLARE
   from_priority int;
   from_time text;
   batch int;
-  in_order uuid[];
   passed_over json;
-  this_queue text;  -- the queue
-  bookmarked text;  -- the queue that p_priority and p_from are of
-  is_paused boolean;  -- null: the queue has no settings
-  is_ordered boolean := false;
-  merges int;         -- dl_lock_heads' p_merge_limit
-  dead_hold boolean;  -- a dead job keeps its key
-  due_at timestamptz;
+  this_queue text;
+  bookmarked text;       -- the queue that p_priority and p_from are of
   freed_at timestamptz;  -- the earliest of some rows of dl_freed
-  is_late boolean;
-  taken record;
-  heads tid[];        -- the rows of in_order, which dl_lock_heads has chosen
-  holders uuid[];
-  odd_heads uuid[];
-  heads_room jsonb;   -- as taken.room, of an ordered queue
-  room jsonb;
-  at_once timestamptz;
-  parked int;
-  is_contended boolean;  -- another claim decides on a limit of rows that this one would take
-  moved int;  -- rows that were set aside or put off
   started int := 0;
-  is_careful boolean := false;       -- dl_take_keys asks whether its keys are free
-  has_tried_twice boolean := false;  -- nothing that the claim could park or put off, once already
-  not_started int[];
-  tier int := 0;                     -- by p_prefer: 0 what is warm, 1 what most want, 2 any
-  skipped int := 0;                  -- how many rows behind p_from this call has read in vain
-  skipped_keys int[] := '{}';        -- their keys
 BEGIN
   IF p_job_id = '{}' THEN
     PERFORM pg_advisory_unlock_all();
@@ -123,8 +99,32 @@ BEGIN
       p_from := '-infinity';
     END IF;
   END IF;
-  -- A job alone pays for each expression on its way, so what only a second queue needs is set at the end of the loop.
   FOREACH this_queue IN ARRAY CASE WHEN p_most > 0 THEN p_queues ELSE '{}' END LOOP
+  DECLARE  -- of this queue
+    is_paused boolean;   -- null: the queue has no settings
+    is_ordered boolean := false;
+    merges int;          -- dl_lock_heads' p_merge_limit
+    dead_hold boolean;   -- a dead job keeps its key
+    due_at timestamptz;
+    is_late boolean;
+    taken record;
+    in_order uuid[];     -- what dl_lock_heads has chosen
+    heads tid[];         -- their rows
+    holders uuid[];
+    odd_heads uuid[];
+    heads_room jsonb;    -- as taken.room, of an ordered queue
+    room jsonb;
+    at_once timestamptz;
+    parked int;
+    is_contended boolean;              -- another claim decides on a limit of rows that this one would take
+    moved int;                         -- rows that were set aside or put off
+    is_careful boolean := false;       -- dl_take_keys asks whether its keys are free
+    has_tried_twice boolean := false;  -- nothing that the claim could park or put off, once already
+    not_started int[];
+    tier int := 0;                     -- by p_prefer: 0 what is warm, 1 what most want, 2 any
+    skipped int := 0;                  -- how many rows behind p_from this call has read in vain
+    skipped_keys int[] := '{}';        -- their keys
+  BEGIN
     SELECT (SELECT paused_at IS NOT NULL FROM dl_queues WHERE queue = this_queue),
            (SELECT available_at FROM dl_jobs WHERE queue = this_queue AND status = 'queued' AND blocked_on = 'time'
              ORDER BY queue, available_at LIMIT 1),
@@ -148,7 +148,11 @@ BEGIN
 
     -- Until something has started: take keys, start their first jobs; else look again with care; make way by setting
     -- aside, parking, putting off; look once more; go on behind the rows looked at; in the end try the queue's head.
-    LOOP
+    FOR pass IN 0 .. 2147483646 LOOP
+      IF pass > 0 AND clock_timestamp() > now() + interval '1 s' THEN
+        look_again := true;
+        EXIT;
+      END IF;
       taken := dl_take_keys(
         this_queue, is_ordered, p_most, p_priority, p_from, skipped, skipped_keys, is_careful, tier, p_prefer);
       IF taken.mine <> '{}' THEN
@@ -164,50 +168,28 @@ BEGIN
         at_once := clock_timestamp();  -- not now(), when the claim began: the rows may be younger
         RETURN QUERY
         WITH free AS MATERIALIZED (
-          SELECT ctid AS at, job_id AS free_id, priority, coalesce(turn_at, created_at) AS turn FROM dl_jobs
-           WHERE ctid = ANY (CASE WHEN is_ordered THEN heads ELSE ARRAY(
-                   SELECT (SELECT ctid FROM dl_jobs
-                            WHERE status = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key')
-                              AND hashtext(lock_key) = key_hash AND queue = this_queue
-                              AND (limits IS NULL OR job_id = ANY (taken.granted))
-                            ORDER BY hashtext(lock_key), queue, priority, coalesce(turn_at, created_at) LIMIT 1)
-                     FROM unnest(taken.mine) key_hash
-                    WHERE (SELECT true FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = key_hash
-                              AND lease_expires_at > now() LIMIT 1) IS NULL) END)
-             AND status::text = 'queued'
-             AND (is_ordered OR blocked_on IS DISTINCT FROM 'time' AND available_at <= at_once
-                                     AND NOT cancel_requested AND attempt < greatest(max_attempts, 1))
-             FOR NO KEY UPDATE SKIP LOCKED),
-        started AS (
-          UPDATE dl_jobs SET status = 'running', blocked_on = NULL, attempt = attempt + 1, claims = claims + 1, backoffs = 0,
-                 journaled = mod(journaled, 1000000) + 1, started_at = coalesce(started_at, at_once), finished_at = NULL,
-                 -- The worker begins the best job at once. The others are claimed ahead: null until their runs beat
-                 -- (dl_reap).
-                 heartbeat_at = CASE WHEN job_id = (SELECT free_id FROM free
-                                                     ORDER BY array_position(in_order, free_id), priority, turn, free_id LIMIT 1)
-                                     THEN at_once END,
-                 lease_expires_at = at_once + make_interval(secs => lease_ttl_sec),
-                 claimed_by = p_worker, claimed_pid = pg_backend_pid(), claimed_backend_start = p_backend_start
-           WHERE ctid = ANY (ARRAY(SELECT at FROM free))
-          RETURNING job_id, task, args, idempotency_key, lock_key, partition_key, attempt, max_attempts, lease_ttl_sec,
-                    timeout_sec, claims, affinity_key, priority, coalesce(turn_at, created_at) AS turn),
-        journal AS (
-          INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-          SELECT job_id, this_queue, at_once, 'picked',
-                 ('{"attempt": ' || attempt || ', "worker": ' || to_json(p_worker) || '}')::jsonb FROM started)
-        SELECT job_id, this_queue, task, args::text, idempotency_key, lock_key, partition_key, attempt, max_attempts,
+          SELECT at, row_number() OVER (ORDER BY array_position(in_order, job_id), priority, turn, job_id) AS nth FROM (
+            SELECT ctid AS at, job_id, priority, coalesce(turn_at, created_at) AS turn FROM dl_jobs
+             WHERE ctid = ANY (CASE WHEN is_ordered THEN heads ELSE ARRAY(
+                     SELECT (SELECT ctid FROM dl_jobs
+                              WHERE status = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key')
+                                AND hashtext(lock_key) = key_hash AND queue = this_queue
+                                AND (limits IS NULL OR job_id = ANY (taken.granted))
+                              ORDER BY hashtext(lock_key), queue, priority, coalesce(turn_at, created_at) LIMIT 1)
+                       FROM unnest(taken.mine) key_hash
+                      WHERE (SELECT true FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = key_hash
+                                AND lease_expires_at > now() LIMIT 1) IS NULL) END)
+               AND status::text = 'queued'
+               AND (is_ordered OR blocked_on IS DISTINCT FROM 'time' AND available_at <= at_once
+                                       AND NOT cancel_requested AND attempt < greatest(max_attempts, 1))
+               FOR NO KEY UPDATE SKIP LOCKED) locked),
+        {start}
+        SELECT job_id, queue, task, args::text, idempotency_key, lock_key, partition_key, attempt, max_attempts,
                lease_ttl_sec, timeout_sec, claims, affinity_key, NULL
-          FROM started ORDER BY priority, turn, job_id;
+          FROM started ORDER BY nth;
         GET DIAGNOSTICS started = ROW_COUNT;
         IF started < cardinality(taken.mine) OR is_ordered THEN
-          -- A running row keeps the key busy after all; or another session has its first row locked, has changed that row
-          -- since, or the row may not start. The lease tells which rows this claim has started: an earlier run of ours may
-          -- be running still, its end unwritten.
-          not_started := ARRAY(SELECT k FROM unnest(taken.mine) k
-                                WHERE NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = k
-                                                     AND claimed_by = p_worker AND claimed_pid = pg_backend_pid()
-                                                     AND lease_expires_at = at_once + make_interval(secs => lease_ttl_sec)));
-          PERFORM pg_advisory_unlock(k) FROM unnest(not_started) k;
+          not_started := dl_unlock_others(p_worker, taken.mine, at_once);
           taken.others := taken.others || not_started;
           -- The first row of such a key may be a parked one, which dl_take_keys has not read: is it one that may not start?
           taken.odd := nullif(taken.odd || CASE WHEN is_ordered THEN odd_heads ELSE ARRAY(
@@ -226,10 +208,6 @@ BEGIN
         parked := dl_settle_limits(this_queue, coalesce(in_order, taken.granted), room, holders, p_priority, p_from,
                                    CASE WHEN is_ordered THEN 0 ELSE skipped + taken.rows END);
         heads_room := NULL;
-        IF clock_timestamp() > now() + interval '1 s' THEN
-          look_again := true;
-          EXIT;
-        END IF;
         CONTINUE WHEN parked > 0 AND started = 0;  -- they are out of the way now
       END IF;
       IF p_prefer IS NOT NULL THEN
@@ -250,17 +228,11 @@ BEGIN
       END IF;
       IF taken.odd IS NOT NULL THEN
         moved := dl_set_aside(taken.odd);
-        IF clock_timestamp() > now() + interval '1 s' THEN
-          look_again := true;
-          EXIT;
-        END IF;
         CONTINUE WHEN moved > 0 AND started = 0;
       END IF;
-      IF is_careful THEN
-        IF started > 0 AND skipped + taken.rows - started > 64 THEN
-          from_priority := taken.priority;
-          from_time := taken.since;
-        END IF;
+      IF is_careful AND started > 0 AND skipped + taken.rows - started > 64 THEN
+        from_priority := taken.priority;
+        from_time := taken.since;
       END IF;
       EXIT WHEN started > 0 AND taken.rows - started < 2 * p_most + 64;  -- few rows passed: parking them is not worth it
       is_careful := true;
@@ -275,10 +247,6 @@ BEGIN
 
       parked := dl_park(this_queue, taken.others, holders, p_priority, p_from, skipped + taken.rows);
       EXIT WHEN started > 0;
-      IF clock_timestamp() > now() + interval '1 s' THEN
-        look_again := true;
-        EXIT;
-      END IF;
       CONTINUE WHEN parked > 0;
       moved := dl_put_off(this_queue, taken.others, p_backoff_sec);
       backoffs := nullif(coalesce(backoffs, 0) + coalesce(moved, 0), 0);
@@ -307,15 +275,8 @@ BEGIN
          ORDER BY queue, available_at LIMIT 1) next ON true;
     p_priority := 0;
     p_from := '-infinity';
-    is_ordered := false;
-    tier := 0;
-    in_order := NULL;
-    holders := NULL;
     batch := NULL;
-    is_careful := false;
-    has_tried_twice := false;
-    skipped := 0;
-    skipped_keys := '{}';
+  END;
   END LOOP;
 
   -- Claims that start no job free children (parents.sql): the first ones at once, so that others need not.
@@ -324,11 +285,10 @@ BEGIN
     SELECT least(due_in, 1, extract(epoch FROM min(since) + interval '0.7 s' - clock_timestamp())) INTO due_in FROM dl_freed
      WHERE since > clock_timestamp() - interval '0.7 s';  -- others have the earlier rows locked
   END IF;
-  IF NOT (unfinished, canceled, locked, backoffs, look_again, due_in, from_time, batch, in_order, passed_over)
-         IS NULL THEN
+  IF NOT (unfinished, canceled, locked, backoffs, look_again, due_in, from_time, batch, passed_over) IS NULL THEN
     said := json_strip_nulls(json_build_object(
       'unfinished', unfinished, 'canceled', canceled, 'locked', locked, 'backoffs', backoffs, 'look_again', look_again,
-      'due_in', due_in, 'from_priority', from_priority, 'from_time', from_time, 'batch', batch, 'in_order', in_order,
+      'due_in', due_in, 'from_priority', from_priority, 'from_time', from_time, 'batch', batch,
       'passed_over', passed_over))::text;
   END IF;
   RETURN NEXT;
@@ -419,14 +379,10 @@ BEGIN
            cancel_requested OR attempt >= greatest(max_attempts, 1) AS is_odd
       FROM unnest(p_lock_keys) WITH ORDINALITY AS keys (name, nth)
      CROSS JOIN LATERAL (
-       SELECT * FROM (
-         (SELECT * FROM dl_jobs
-           WHERE score IS NOT NULL AND status = 'queued' AND queue = p_queue AND lock_key = name AND least(attempt, 1) = 0
-           ORDER BY queue, lock_key, status, least(attempt, 1), score, created_at, job_id LIMIT 1)
-         UNION ALL
-         (SELECT * FROM dl_jobs
-           WHERE score IS NOT NULL AND status = 'queued' AND queue = p_queue AND lock_key = name AND least(attempt, 1) = 1
-           ORDER BY queue, lock_key, status, least(attempt, 1), score, created_at, job_id LIMIT 1)) two
+       SELECT first.* FROM (VALUES (0), (1)) AS rows (tried) CROSS JOIN LATERAL (
+         SELECT * FROM dl_jobs
+          WHERE score IS NOT NULL AND status = 'queued' AND queue = p_queue AND lock_key = name AND least(attempt, 1) = rows.tried
+          ORDER BY queue, lock_key, status, least(attempt, 1), score, created_at, job_id LIMIT 1) first
         ORDER BY score, created_at, job_id LIMIT 1) head
       LEFT JOIN LATERAL (
         SELECT job_id, available_at FROM dl_jobs
@@ -481,16 +437,12 @@ DECLARE
     SELECT job_id FROM (
       SELECT cancel_requested OR attempt >= greatest(max_attempts, 1) AS is_odd, score, created_at, job_id,
              bool_and(task = p_task AND limits IS NOT DISTINCT FROM p_limits AND blocked_on IS DISTINCT FROM 'parent')
-               OVER (ORDER BY score, created_at, job_id) AS is_same_task FROM (
-        (SELECT * FROM dl_jobs
-          WHERE score IS NOT NULL AND status = 'queued' AND queue = p_queue AND lock_key = p_lock_key
-            AND least(attempt, 1) = 0
-          ORDER BY queue, lock_key, status, least(attempt, 1), score, created_at, job_id LIMIT p_limit)
-        UNION ALL
-        (SELECT * FROM dl_jobs
-          WHERE score IS NOT NULL AND status = 'queued' AND queue = p_queue AND lock_key = p_lock_key
-            AND least(attempt, 1) = 1
-          ORDER BY queue, lock_key, status, least(attempt, 1), score, created_at, job_id LIMIT p_limit)) of_key
+               OVER (ORDER BY score, created_at, job_id) AS is_same_task
+        FROM (VALUES (0), (1)) AS rows (tried) CROSS JOIN LATERAL (
+          SELECT * FROM dl_jobs
+           WHERE score IS NOT NULL AND status = 'queued' AND queue = p_queue AND lock_key = p_lock_key
+             AND least(attempt, 1) = rows.tried
+           ORDER BY queue, lock_key, status, least(attempt, 1), score, created_at, job_id LIMIT p_limit) of_key
        ORDER BY score, created_at, job_id LIMIT p_limit) first
      WHERE is_same_task AND NOT is_odd ORDER BY score, created_at, job_id);
   free uuid[] := ARRAY(SELECT job_id FROM dl_jobs

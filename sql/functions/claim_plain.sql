@@ -90,6 +90,25 @@ BEGIN
          AND status::text = 'queued' AND blocked_on IS DISTINCT FROM 'time' AND available_at <= at_once
          AND NOT cancel_requested AND attempt < greatest(max_attempts, 1) AND limits IS NULL
          FOR NO KEY UPDATE SKIP LOCKED) locked),
+  {start}
+  SELECT job_id, task, args::text, idempotency_key, lock_key, partition_key, attempt, max_attempts, lease_ttl_sec,
+         timeout_sec, claims, affinity_key, NULL::uuid[], NULL::int
+    FROM started ORDER BY nth;
+  GET DIAGNOSTICS started = ROW_COUNT;
+
+  IF started < cardinality(mine) THEN
+    PERFORM dl_unlock_others(p_worker, mine, at_once);
+  END IF;
+  IF started > 0 AND its_batch IS NOT NULL THEN
+    left_over := NULL;
+    batch := its_batch;
+    RETURN NEXT;
+  END IF;
+END
+$$;
+
+-- Start the rows that a claim has locked, of which `nth` is the place in their order.
+-- part: start
   started AS (
     UPDATE dl_jobs SET status = 'running', blocked_on = NULL, attempt = attempt + 1, claims = claims + 1, backoffs = 0,
            journaled = mod(journaled, 1000000) + 1, started_at = coalesce(started_at, at_once), finished_at = NULL,
@@ -98,31 +117,28 @@ BEGIN
            lease_expires_at = at_once + make_interval(secs => lease_ttl_sec),
            claimed_by = p_worker, claimed_pid = pg_backend_pid(), claimed_backend_start = p_backend_start
       FROM free WHERE ctid = free.at
-    RETURNING nth, job_id, task, args, idempotency_key, lock_key, partition_key, attempt, max_attempts, lease_ttl_sec,
+    RETURNING nth, job_id, queue, task, args, idempotency_key, lock_key, partition_key, attempt, max_attempts, lease_ttl_sec,
               timeout_sec, claims, affinity_key),
   journal AS (
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-    SELECT job_id, p_queue, at_once, 'picked',
+    SELECT job_id, queue, at_once, 'picked',
            ('{"attempt": ' || attempt || ', "worker": ' || to_json(p_worker) || '}')::jsonb FROM started)
-  SELECT job_id, task, args::text, idempotency_key, lock_key, partition_key, attempt, max_attempts, lease_ttl_sec,
-         timeout_sec, claims, affinity_key, NULL::uuid[], NULL::int
-    FROM started ORDER BY nth;
-  GET DIAGNOSTICS started = ROW_COUNT;
 
-  -- Let go of the keys whose rows have not started: a running row has the key after all, or the first row is locked, has
-  -- changed, or is not for this claim. The lease tells which rows this claim has started: an earlier run of ours may be
-  -- running still, its end unwritten.
-  IF started < cardinality(mine) THEN
-    PERFORM pg_advisory_unlock(key_hash) FROM unnest(mine) key_hash
-      WHERE NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = key_hash
-                           AND claimed_by = p_worker AND claimed_pid = pg_backend_pid()
-                           AND lease_expires_at = at_once + make_interval(secs => lease_ttl_sec));
-  END IF;
-  IF started > 0 AND its_batch IS NOT NULL THEN
-    left_over := NULL;
-    batch := its_batch;
-    RETURN NEXT;
-  END IF;
+
+-- Let go of those of these keys of which this claim has started no job at that time, and return them: a running row has
+-- the key after all, or the first row is locked, has changed, or is not for this claim. The lease tells which rows the
+-- claim has started: an earlier run of ours may be running still, its end unwritten.
+CREATE OR REPLACE FUNCTION dl_unlock_others(p_worker text, p_key_hashes int[], p_started_at timestamptz) RETURNS int[]
+LANGUAGE plpgsql AS $$
+DECLARE
+  others int[] := ARRAY(
+    SELECT key_hash FROM unnest(p_key_hashes) key_hash
+     WHERE NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = key_hash
+                          AND claimed_by = p_worker AND claimed_pid = pg_backend_pid()
+                          AND lease_expires_at = p_started_at + make_interval(secs => lease_ttl_sec)));
+BEGIN
+  PERFORM pg_advisory_unlock(key_hash) FROM unnest(others) key_hash;
+  RETURN others;
 END
 $$;
 
@@ -177,16 +193,7 @@ BEGIN
   SELECT array_agg(job_id), array_agg(hashtext(lock_key)), bool_or(limits IS NOT NULL) INTO done, key_hashes, is_limited
     FROM ended;
   IF pg_advisory_unlock_all() IS NULL THEN END IF;  -- an expression: PERFORM would run it as a query
-  IF (SELECT true FROM dl_jobs WHERE enum_eq(status, 'queued') AND blocked_on = 'key'
-       ORDER BY hashtext(lock_key), queue LIMIT 1) THEN
-    PERFORM dl_unpark(key_hashes);
-  END IF;
-  IF (SELECT true FROM dl_waiting LIMIT 1) THEN
-    PERFORM dl_resolve(done);
-  END IF;
-  IF is_limited THEN
-    PERFORM dl_let_in(ARRAY(SELECT DISTINCT name FROM dl_jobs CROSS JOIN unnest(limits) name WHERE job_id = ANY (done)));
-  END IF;
+  {free_others};
   RETURN CASE WHEN cardinality(done) = cardinality(p_job_id) THEN '{}'
               ELSE ARRAY(SELECT unnest(p_job_id) EXCEPT SELECT unnest(done)) END;
 END

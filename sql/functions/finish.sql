@@ -17,6 +17,19 @@ CREATE OR REPLACE FUNCTION dl_error_group(p_error text) RETURNS text LANGUAGE sq
     '…', 'g'), $re$0[xX][0-9a-fA-F]+|[0-9a-fA-F]{8,}|[0-9]+([.,:][0-9]+)*$re$, '#', 'g'), 200)
 $$;
 
+-- For `done`, whose runs have ended: jobs that wait for their keys, for them, or for room in their limits.
+-- part: free_others
+  IF (SELECT true FROM dl_jobs WHERE enum_eq(status, 'queued') AND blocked_on = 'key'
+       ORDER BY hashtext(lock_key), queue LIMIT 1) THEN
+    PERFORM dl_unpark(key_hashes);
+  END IF;
+  IF (SELECT true FROM dl_waiting LIMIT 1) THEN
+    PERFORM dl_resolve(done);
+  END IF;
+  IF is_limited THEN
+    PERFORM dl_let_in(ARRAY(SELECT DISTINCT name FROM dl_jobs CROSS JOIN unnest(limits) name WHERE job_id = ANY (done)));
+  END IF
+
 
 -- Write how runs of this worker have ended. The arrays have one value for each run; an array that is null has nulls.
 --   p_job_id, p_attempt   the claim
@@ -125,15 +138,6 @@ BEGIN
       WHERE NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = key_hash
                            AND claimed_by = p_worker);
   END IF;
-  IF (SELECT true FROM dl_jobs WHERE enum_eq(status, 'queued') AND blocked_on = 'key'
-       ORDER BY hashtext(lock_key), queue LIMIT 1) THEN
-    PERFORM dl_unpark(key_hashes);
-  END IF;
-  IF (SELECT true FROM dl_waiting LIMIT 1) THEN
-    PERFORM dl_resolve(done);
-  END IF;
-  IF is_limited THEN
-    PERFORM dl_let_in(ARRAY(SELECT DISTINCT name FROM dl_jobs CROSS JOIN unnest(limits) name WHERE job_id = ANY (done)));
-  END IF;
+  {free_others};
 END
 $$;

@@ -3,21 +3,13 @@
 -- A function with the owner's rights trusts no search_path: it names this schema, and what it calls does too. `migrate`
 -- writes the name where these files have it in braces, and each session plans the function once.
 
--- Refuses a row with a field beyond its bounds, as a CHECK of the field would. Texts are bounded in octets, for the indexes:
--- mostly the characters of the API, at four octets each. Python could not read args that are nested deeper: its recursion
--- ends at a depth of some 900. A claim may count on from any number. The caller's search_path has no say.
+-- Refuses a row with a field beyond its bounds, as a CHECK of the field would: texts by queue/fields.py. Python could not
+-- read args that are nested deeper: its recursion ends at a depth of some 900. A claim may count on from any number. The
+-- caller's search_path has no say.
 CREATE OR REPLACE FUNCTION dl_jobs_check() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   field text := CASE
-    WHEN octet_length(NEW.queue) > 512 THEN 'queue'
-    WHEN octet_length(NEW.task) > 2000 THEN 'task'
-    WHEN octet_length(NEW.lock_key) > 2048 THEN 'lock_key'
-    WHEN octet_length(NEW.idempotency_key) > 1020 THEN 'idempotency_key'
-    WHEN octet_length(NEW.partition_key) > 1020 THEN 'partition_key'
-    WHEN octet_length(NEW.producer) > 1020 THEN 'producer'
-    WHEN octet_length(NEW.consumer_group) > 1020 THEN 'consumer_group'
-    WHEN octet_length(NEW.affinity_key) > 800 THEN 'affinity_key'
-    WHEN octet_length(NEW.trace) > 255 THEN 'trace'
+    {fields.too_long}
     WHEN NEW.timeout_sec NOT BETWEEN 1 AND 2592000 THEN 'timeout_sec'
     WHEN NEW.deadline < '2000-01-01 00:00+00' OR NEW.deadline >= '9999-01-01 00:00+00' THEN 'deadline'
     WHEN NEW.limits <> '{}' AND NOT (

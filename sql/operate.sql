@@ -9,9 +9,10 @@ ON CONFLICT (queue) DO UPDATE SET paused_at = coalesce(q.paused_at, excluded.pau
 RETURNING {settings};
 
 -- name: resume
--- The commit wakes the queue's workers. A row without any setting stays.
+-- The commit wakes the queue's workers. A row without any setting stays. `by`: only a pause by this author.
 WITH resumed AS (
-  UPDATE dl_queues SET paused_at = NULL, paused_by = NULL WHERE queue = %(queue)s AND paused_at IS NOT NULL
+  UPDATE dl_queues SET paused_at = NULL, paused_by = NULL
+   WHERE queue = %(queue)s AND paused_at IS NOT NULL AND (%(by)s::text IS NULL OR paused_by = %(by)s)
   RETURNING queue)
 SELECT pg_notify('dl_jobs', queue) FROM resumed;
 
@@ -215,10 +216,15 @@ journal AS (
 SELECT job_id FROM killed;
 
 -- name: chosen
--- The next jobs of a group that pass a filter: up to `limit` of the first `scan` rows behind a place. is_edge marks the last
--- row that was looked at. job_id is null of a row that has left the group, is locked, or does not pass.
+-- The next jobs of a group that pass a filter: up to `limit` of the first `scan` rows behind a place, in the order of the
+-- group's index; rows with one time are sorted. is_edge marks the last row that was looked at. job_id is null of a row that
+-- has left the group, is locked, or does not pass.
 SELECT got.job_id, looked_at.place, looked_at.nth = %(scan)s AS is_edge
-  FROM (SELECT * FROM ({group}) near WHERE passes OR nth = %(scan)s ORDER BY nth LIMIT %(limit)s) looked_at
+  FROM (SELECT * FROM (
+          SELECT job_id, ARRAY[{texts}] AS place, row_number() OVER (ORDER BY {columns}) AS nth, {passes} AS passes
+            FROM dl_jobs WHERE queue = %(queue)s AND {group} AND ({columns}) > ({after})
+           ORDER BY {columns} LIMIT %(scan)s) near
+         WHERE passes OR nth = %(scan)s ORDER BY nth LIMIT %(limit)s) looked_at
   LEFT JOIN LATERAL (
     SELECT job_id FROM dl_jobs
      WHERE looked_at.passes AND dl_jobs.job_id = looked_at.job_id AND {still} FOR UPDATE SKIP LOCKED) got ON true
@@ -236,42 +242,16 @@ AND (%(error)s::text IS NULL OR coalesce(strpos(error, %(error)s) > 0, false))
 AND (%(error_group)s::text IS NULL OR coalesce(coalesce(error_group, dl_error_group(error)) = %(error_group)s, false));
 
 -- name: dead
--- The oldest end first. Served by ix_dl_jobs_dead; rows with one time of their end are sorted.
-SELECT job_id, ARRAY[finished_at::text, job_id::text] AS place,
-       row_number() OVER (ORDER BY finished_at, job_id) AS nth, {passes} AS passes
-  FROM dl_jobs
- WHERE queue = %(queue)s AND status IN ('failed', 'lost')
-   AND (finished_at, job_id) > ((%(after)s::text[])[1]::timestamptz, (%(after)s::text[])[2]::uuid)
- ORDER BY finished_at, job_id LIMIT %(scan)s;
-
--- name: still_dead
-status::text IN ('failed', 'lost');
+-- In the place of {group}, as the next two. Served by ix_dl_jobs_dead.
+status IN ('failed', 'lost');
 
 -- name: not_due
--- Jobs that wait for their time, the earliest first. Served by ix_dl_jobs_time.
-SELECT job_id, ARRAY[available_at::text, priority::text, created_at::text, job_id::text] AS place,
-       row_number() OVER (ORDER BY available_at, priority, created_at, job_id) AS nth, {passes} AS passes
-  FROM dl_jobs
- WHERE queue = %(queue)s AND status = 'queued' AND blocked_on = 'time'
-   AND (available_at, priority, created_at, job_id) > (
-         (%(after)s::text[])[1]::timestamptz, (%(after)s::text[])[2]::int, (%(after)s::text[])[3]::timestamptz,
-         (%(after)s::text[])[4]::uuid)
- ORDER BY available_at, priority, created_at, job_id LIMIT %(scan)s;
-
--- name: still_not_due
-status::text = 'queued' AND blocked_on = 'time';
+-- Served by ix_dl_jobs_time.
+status = 'queued' AND blocked_on = 'time';
 
 -- name: retried
--- Queued jobs that were tried before, the oldest first. Served by ix_dl_jobs_retried.
-SELECT job_id, ARRAY[created_at::text, job_id::text] AS place,
-       row_number() OVER (ORDER BY created_at, job_id) AS nth, {passes} AS passes
-  FROM dl_jobs
- WHERE queue = %(queue)s AND status = 'queued' AND attempt > 0
-   AND (created_at, job_id) > ((%(after)s::text[])[1]::timestamptz, (%(after)s::text[])[2]::uuid)
- ORDER BY created_at, job_id LIMIT %(scan)s;
-
--- name: still_retried
-status::text = 'queued' AND attempt > 0;
+-- Queued jobs that were tried before. Served by ix_dl_jobs_retried.
+status = 'queued' AND attempt > 0;
 
 -- name: claims_under_way
 -- Statements that have begun to read the settings of queues, by transaction and begin; with `statements` those that are
@@ -332,10 +312,3 @@ SELECT queue FROM dl_queues q
                 (SELECT queue FROM dl_jobs j WHERE j.queue = q.queue AND status IN ('failed', 'lost')
                   ORDER BY queue, finished_at LIMIT 1)) IS NOT NULL
  ORDER BY queue LIMIT 1;
-
--- name: resume_own
--- The same as `resume`, but only of a pause by this author.
-WITH resumed AS (
-  UPDATE dl_queues SET paused_at = NULL, paused_by = NULL WHERE queue = %(queue)s AND paused_by = %(by)s
-  RETURNING queue)
-SELECT pg_notify('dl_jobs', queue) FROM resumed;

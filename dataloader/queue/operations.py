@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -15,7 +16,7 @@ import psycopg
 from psycopg import errors
 
 from dataloader import periods
-from dataloader.queue import cursor, db, lifecycle
+from dataloader.queue import cursor, db, fields, lifecycle
 from dataloader.queue.db import Conn
 
 DONE = "done"
@@ -26,13 +27,14 @@ AT_ONCE = 1_000  # jobs that one transaction of the functions for a whole queue 
 SCAN = 20_000  # jobs that one transaction checks by a filter
 
 _SQL = db.statements("operate.sql", "settings")
-_FIRST_ID = str(UUID(int=0))
-# The groups of a queue's jobs, and the place before the first row of each; the statements are `chosen`'s.
+# The groups of a queue's jobs, and the order in which each is read: the oldest end, the earliest time, the oldest job.
 _GROUPS = {
-    "dead": ["-infinity", _FIRST_ID],
-    "not_due": ["-infinity", "0", "-infinity", _FIRST_ID],
-    "retried": ["-infinity", _FIRST_ID],
+    "dead": ("finished_at", "job_id"),
+    "not_due": ("available_at", "priority", "created_at", "job_id"),
+    "retried": ("created_at", "job_id"),
 }
+_TYPES = {field.name: field.type for field in fields.FIELDS}
+_BEFORE_ALL = {"timestamptz": "-infinity", "int": "0", "uuid": str(UUID(int=0))}
 # What operators do to named jobs, and the statement of it; and to the jobs of a queue: their group, and the statement.
 VERBS = {"cancel": "", "requeue": "requeue", "start-over": "requeue", "run-now": "run_now", "delete": "delete"}
 QUEUE_VERBS = {
@@ -40,12 +42,6 @@ QUEUE_VERBS = {
     "delete-dead": ("dead", "delete"),
     "run-all": ("not_due", "run_now"),
     "kill-retries": ("retried", "kill"),
-}
-_CHOSEN = {
-    name: _SQL["chosen"]
-    .replace("{group}", _SQL[name].replace("{passes}", _SQL["passes"]))
-    .replace("{still}", _SQL[f"still_{name}"])
-    for name in _GROUPS
 }
 SCORES_AT_ONCE = 10_000  # jobs that one statement gives their scores
 TURNS_AT_ONCE = 1_000  # jobs that one statement gives their turns
@@ -110,7 +106,7 @@ def pause(conn: Conn, queue: str, by: str) -> dict[str, Any]:
 
 def resume(conn: Conn, queue: str, by: str) -> dict[str, Any]:
     """End the queue's pause, if there is one, and wake its workers; returns what `pause` does."""
-    _SQL.do(conn, "resume", queue=queue)
+    _SQL.do(conn, "resume", queue=queue, by=None)
     return settings(conn, queue)
 
 
@@ -282,12 +278,12 @@ def change_queue(
     """
     group, step = QUEUE_VERBS[verb]
     scan = SCAN if any(value is not None for value in only.values()) else limit
-    place = _GROUPS[group] if after is None else cursor.parts(after, len(_GROUPS[group]))
+    place = _before_all(group) if after is None else cursor.parts(after, len(_GROUPS[group]))
     parameters = dict.fromkeys(FILTERS) | dict(only) | {"queue": queue, "after": place, "limit": limit, "scan": scan}
     try:
         with conn.transaction():
             _SQL.do(conn, "plans")
-            rows = conn.execute(_CHOSEN[group], parameters, prepare=False).fetchall()
+            rows = conn.execute(_chosen(group), parameters, prepare=False).fetchall()
             job_ids = [row[0] for row in rows if row[0]]
             changed = conn.execute(_SQL[step], {"job_ids": job_ids, "by": by}).fetchall() if job_ids else []
     except psycopg.DataError:
@@ -296,6 +292,23 @@ def change_queue(
         raise cursor.WrongCursor from None
     is_more = len(rows) == limit or any(row[2] for row in rows)
     return Changed(len(changed), cursor.at(rows[-1][1]) if is_more else None)
+
+
+def _before_all(group: str) -> list[str]:
+    return [_BEFORE_ALL[_TYPES[name]] for name in _GROUPS[group]]
+
+
+@cache
+def _chosen(group: str) -> str:
+    columns = _GROUPS[group]
+    return _SQL["chosen"].format(
+        group=_SQL[group],
+        still=_SQL[group].replace("status", "status::text"),  # lets no index serve but that of the ids
+        passes=_SQL["passes"],
+        columns=", ".join(columns),
+        texts=", ".join(f"{name}::text" for name in columns),
+        after=", ".join(f"(%(after)s::text[])[{nth}]::{_TYPES[name]}" for nth, name in enumerate(columns, 1)),
+    )
 
 
 def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) -> Moved:
@@ -375,7 +388,7 @@ def _move_some(conn: Conn, source: str, target: str, limit: int) -> Moved:
         for group in ("running", "queued", "dead"):
             if job_ids := [row["job_id"] for row in _SQL.rows(conn, f"{group}_to_move", **places, limit=limit)]:
                 return Moved(_SQL.do(conn, "move", **places, job_ids=job_ids), False)
-        _SQL.do(conn, "resume_own", queue=target, by=_authors(source, target)[target])
+        _SQL.do(conn, "resume", queue=target, by=_authors(source, target)[target])
     return Moved(0, True)
 
 

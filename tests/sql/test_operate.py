@@ -322,11 +322,11 @@ def test_a_filter_reads_along_an_index_and_only_so_far(conn: Conn, group: str) -
         )
     conn.execute("ANALYZE dl_jobs")
     given = {"task": "none", "lock_key": None, "partition_key": None, "error": None, "error_group": None, "queue": "q"}
-    given |= {"after": operations._GROUPS[group], "limit": 1_000, "scan": 200}
+    given |= {"after": operations._before_all(group), "limit": 1_000, "scan": 200}
     explain = "EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) "
     with conn.transaction():
         conn.execute(operations._SQL["plans"])
-        row = conn.execute(explain + operations._CHOSEN[group], given).fetchone()
+        row = conn.execute(explain + operations._chosen(group), given).fetchone()
     assert "Seq Scan" not in json.dumps(row[0])
     assert max(returned(row[0][0]["Plan"])) < 1_000
 

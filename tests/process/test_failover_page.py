@@ -12,11 +12,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-import tutorial
 from farming import free_port
 from servers import given_programs
 
 from dataloader import embedded
+from tools import tutorial
 
 PAGE = Path(__file__).parents[2] / "docs" / "failover-exercise.md"
 PORTS = ("5441", "5442")  # those of the page

@@ -1,4 +1,4 @@
-"""docs/tutorial.md, command by command as it is pasted: `python3 -m tests.tutorial`, in a checkout, on a fresh machine.
+"""docs/tutorial.md, command by command as it is pasted: `python3 -m tools.tutorial`, in a checkout, on a fresh machine.
 
 The program types each ```sh block into a terminal, a bash in a pseudo-terminal. The terminal's output has to contain
 each ```text block that follows: its lines in their order, with … for any text. A comment before a block repeats an
@@ -212,7 +212,7 @@ def walk(all_steps: Sequence[Step], given: dict[str, str], folder: Path) -> None
 
 def main() -> int:
     """Do the whole tutorial; the exit status is 0 when it keeps its promises."""
-    parser = argparse.ArgumentParser(prog="python3 -m tests.tutorial", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python3 -m tools.tutorial", description=__doc__)
     parser.add_argument("--at-home", action="store_true", help="in the real home: on a machine that is thrown away")
     parser.add_argument("--until", type=int, help="only so many steps")
     wish = parser.parse_args()

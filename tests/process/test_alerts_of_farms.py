@@ -1,23 +1,18 @@
-"""Built-in pipelines on real farms: `alert.webhook` from a death to its receiver, `run.command`, `llm.generate`."""
+"""Built-in pipelines on real farms: `alert.webhook` from a death to its receiver, and `llm.generate`."""
 
 from __future__ import annotations
 
 import json
-import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from click.testing import CliRunner
 from fake_node import WORDS, FakeNode
-from farming import Farm, Program, until
+from farming import Farm, until
 from receiver import KEY, Receiver, is_signed
 
 from dataloader.cli.main import main
-from dataloader.queue import lifecycle
 
 CANARY = "canary-5f2c"
 WISH = json.dumps([{"queue": "q"}, {"queue": "alerts"}])
@@ -84,65 +79,6 @@ def test_doctor_says_that_nobody_sends_the_messages_and_a_test_arrives_once_some
     until(lambda: "worker" not in ask(farm, "doctor").stdout.replace("lost workers", ""), "doctor to know the workers")
 
 
-# A program with a child that has left its process group, as a daemon does.
-CODE = """
-import os, subprocess, sys, time
-if os.path.exists("again"):
-    sys.exit(print("done"))
-child = subprocess.Popen(["sleep", "600"], start_new_session=True)
-print(os.getpid(), child.pid, file=open("again", "w"), flush=True)
-print("begun", flush=True)
-time.sleep(600)
-"""
-
-
-def ready(farm: Farm) -> Program:
-    commands = json.dumps({"it": [sys.executable, "-c", CODE]})
-    return farm.ready(workers=1, dl_commands=commands, dl_data_dir=farm.folder)
-
-
-def pids(farm: Farm) -> list[int]:
-    """The program and its child, once it has begun."""
-    begun = Path(farm.folder / "again")
-    until(lambda: begun.exists() and begun.read_text().endswith("\n"), "the program to begin")
-    return [int(pid) for pid in begun.read_text().split()]
-
-
-def are_gone(found: list[int]) -> bool:
-    return not any(map(psutil.pid_exists, found))
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_a_cancellation_ends_the_program_and_what_it_has_started(farm: Farm, force: bool) -> None:
-    ready(farm)
-    job = farm.enqueue("run.command", args={"command": "it"})
-    found = pids(farm)
-    farm.begun(job)
-    lifecycle.request_cancel(farm.conn, job, force=force)
-    farm.wait(job, "canceled")
-    until(lambda: are_gone(found), "the program to end")
-    assert notes(farm, job) == ["begun"]
-
-
-def test_the_death_of_its_worker_ends_the_program_and_what_it_has_started(farm: Farm) -> None:
-    program = ready(farm)
-    job = farm.enqueue("run.command", args={"command": "it"})
-    found = pids(farm)
-    program.workers()[0].kill()
-    assert farm.wait(job, "succeeded")["attempt"] == 2
-    until(lambda: are_gone(found), "the program to end")
-    assert notes(farm, job) == ["done"]
-    logged = program.logged("done")
-    assert [(line["logger"], line["job_id"]) for line in logged] == [("pipeline.run.command", str(job))]
-
-
-def notes(farm: Farm, job: Any) -> list[str]:
-    return [note for _, payload in farm.journal(job) for note in payload.get("notes", [])]
-
-
-WITHIN_SEC = 12.0  # of a cancellation, the connection is closed; a second is promised, a busy machine has more
-
-
 @pytest.fixture
 def node() -> Iterator[FakeNode]:
     node = FakeNode()
@@ -155,24 +91,6 @@ def start(farm: Farm, *nodes: FakeNode, workers: int = 1, **settings: object) ->
     for setting, protocol in (("ollama_api_url", "ollama"), ("mlx_api_url", "mlx")):
         settings[setting] = ",".join(node.url for node in nodes if node.protocol == protocol)
     farm.ready(workers=workers, ollama_base_url="", dl_llm_busy_percent=100, **settings)
-
-
-def test_a_cancellation_in_the_middle_of_an_answer_closes_the_connection_within_a_second(
-    farm: Farm, node: FakeNode
-) -> None:
-    """The node speaks, slowly; for a silent one see tests/pipelines/test_llm.py."""
-    node.behave, node.pause_sec, node.says = "slow", 0.2, WORDS * 100
-    start(farm, node)
-    job = farm.enqueue("llm.generate", args={"prompt": "Why?"})
-    until(lambda: farm.job(job)["progress"].get("tokens"), "a token")
-    node.pause_sec = WITHIN_SEC + 3  # behind the next word
-    began = time.monotonic()
-    lifecycle.request_cancel(farm.conn, job)
-    farm.wait(job, "canceled")  # written when the connection is closed
-    assert time.monotonic() - began < WITHIN_SEC
-    node.pause_sec = 0.2
-    assert node.hung_up.wait(60)
-    assert farm.story(job) == ["queued", "picked", "cancel_requested", "canceled"]
 
 
 def test_the_places_of_an_mlx_node_count_for_all_workers_of_the_machine_and_a_killed_one_leaves_its_place(

@@ -255,7 +255,9 @@ def test_the_program_dies_with_its_worker(job: Load, allow: Allow, tmp_path: Pat
         "def is_alive():\n"
         "    try: return open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[0] != 'Z'\n"
         "    except OSError: return False\n"
-        "while is_alive(): time.sleep(0.01)\n"
+        "end = time.monotonic() + 60\n"
+        "while is_alive() and time.monotonic() < end: time.sleep(0.01)\n"
+        "sys.exit(is_alive())\n"
     )
     result = ran(job, max_attempts=3, crash_at=1)
     assert (result.status, [run.end for run in result.runs]) == ("succeeded", ["crash", "done"])

@@ -7,8 +7,6 @@ The databases belong to an ordinary role, as in production. A test that needs a 
 `as_superuser`. If the role of TEST_DATABASE_URL is no superuser, it owns the databases.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import os

@@ -1,7 +1,5 @@
 """Another service on the same tables: it knows only the contract's columns and the plain protocol, word for word."""
 
-from __future__ import annotations
-
 from uuid import UUID
 
 import psycopg

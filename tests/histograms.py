@@ -1,7 +1,5 @@
 """The slots of dl_spans as a test computes them, independently of dl_roll."""
 
-from __future__ import annotations
-
 import math
 
 from dataloader.queue.reports.histogram import LEAST, RATIO

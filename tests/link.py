@@ -6,8 +6,6 @@ cut is exact: the server never sees the statement, or it has executed it and the
 A thread serves the link; its methods are for other threads.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import socket

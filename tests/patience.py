@@ -1,7 +1,5 @@
 """How a test waits for what it cannot be told of: it asks until the answer is true."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

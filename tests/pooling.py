@@ -1,7 +1,5 @@
 """A PgBouncer in front of the tests' PostgreSQL, while a block runs."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

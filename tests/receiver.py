@@ -1,7 +1,5 @@
 """A receiver of webhooks for tests: a real HTTP server that keeps what it gets, and answers as it is told."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

@@ -1,7 +1,5 @@
 """The application on a test's database, for the tests of this folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass

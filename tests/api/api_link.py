@@ -1,7 +1,5 @@
 """A TCP link to the tests' PostgreSQL that can be frozen, as by a stopped server, or cut, as by a dead one."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Fixtures of the API's tests: the application, a client, and what every problem document must look like."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

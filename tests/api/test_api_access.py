@@ -1,7 +1,5 @@
 """Who may do what: tokens with scopes, the cookie of the dashboard, and what is left to those without a token."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -1,7 +1,5 @@
 """Args by the schema of their task, and jobs that are run again: over HTTP, in the forms, and by the command line."""
 
-from __future__ import annotations
-
 import json
 import re
 from html import unescape

@@ -1,7 +1,5 @@
 """What the API writes about requests: two audit lines and a metric line each, and answers without secrets."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

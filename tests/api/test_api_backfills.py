@@ -1,7 +1,5 @@
 """Backfills over HTTP: made, tried, paused, canceled; what is refused and why."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

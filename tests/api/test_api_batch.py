@@ -1,7 +1,5 @@
 """POST /api/v1/jobs/batch: many jobs, all or none, in order, each held to the rules of a single one."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 from uuid import UUID

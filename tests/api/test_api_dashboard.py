@@ -1,7 +1,5 @@
 """The dashboard without a browser: what its answers carry, who may press, what it says when it cannot."""
 
-from __future__ import annotations
-
 import json
 import re
 from uuid import uuid4

@@ -1,7 +1,5 @@
 """The database stopped, frozen, slow, restarted or not migrated: 503 in less than 3 s, then business as before."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """/api/v1/errors: groups of dead jobs, their jobs, an order to one, notes; wrong ones change nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

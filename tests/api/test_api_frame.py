@@ -1,7 +1,5 @@
 """What surrounds the jobs: headers, request ids, the probes, start-up, U+0000 in addresses, and faults of our own."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The application under gunicorn, spoken to in raw bytes: what a test client cannot send."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """around_enqueue at every way into the queue: the API, a producer's own connection, the command line."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """GET …/status and POST …/cancel: one shape, what it says, and what a cancellation may change."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

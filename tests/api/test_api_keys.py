@@ -1,7 +1,5 @@
 """Idempotency keys where there are tokens: a token is told of the jobs that it has triggered, and of no others."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """/api/v1/limits: made, shown, replaced and removed over HTTP; wrong ones change nothing."""
 
-from __future__ import annotations
-
 from api_app import MINIMAL, TRIGGER
 from flask.testing import FlaskClient
 

@@ -1,7 +1,5 @@
 """What the API tells beside the contract: lists, one job, journals, the farm; and what it refuses."""
 
-from __future__ import annotations
-
 from uuid import uuid4
 
 import pytest

@@ -1,7 +1,5 @@
 """/api/v1/jobs/{job_id}/logs and the log on the job's page; a wrong question names what is right."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 from uuid import UUID

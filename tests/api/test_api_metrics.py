@@ -1,7 +1,5 @@
 """GET /metrics: what Prometheus scrapes, in its strict form, with and without the database."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Answers and pages of jobs that only a plain INSERT can make, and what the table refuses."""
 
-from __future__ import annotations
-
 from typing import Any
 from uuid import UUID, uuid4
 

@@ -1,7 +1,5 @@
 """The OpenAPI document is whole and up to date, and the page that shows it needs no other host."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """What operators do over HTTP: to one job, to many, to queues; what forbids it; who did it."""
 
-from __future__ import annotations
-
 import re
 from hashlib import sha256
 from html import unescape

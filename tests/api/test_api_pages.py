@@ -1,7 +1,5 @@
 """The zone of pages, the chart's range, the page of PostgreSQL, the limit of a queue: without a browser."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from datetime import timedelta

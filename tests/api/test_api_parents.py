@@ -1,7 +1,5 @@
 """Jobs that wait for others, over HTTP, by the client, the command line and on the page."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 from uuid import uuid4

@@ -1,7 +1,5 @@
 """The API behind PgBouncer: what it acknowledged is in its schema as it was sent, and no request is answered 5xx."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Predicted ends over HTTP, by the client's results, the command line and on the pages."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from uuid import uuid4

@@ -1,7 +1,5 @@
 """The keys of an ordered queue over HTTP and on the dashboard."""
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime, timedelta
 from html import unescape

@@ -1,7 +1,5 @@
 """GET /ready: whether requests should be sent here, and if not, why; however the database is, it answers soon."""
 
-from __future__ import annotations
-
 import html
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Bad input: always 400 with a pointer to it, never a row; and the other refusals of HTTP."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 from uuid import UUID

@@ -1,7 +1,5 @@
 """GET …/result, and the result on the job's page: of a job that has succeeded, and of no other."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What runs took, over HTTP: tasks with any name, ranges; the pages of tasks, of the timeline, of what happened."""
 
-from __future__ import annotations
-
 from urllib.parse import quote
 from uuid import UUID
 

@@ -1,7 +1,5 @@
 """Schedules over HTTP: made, changed, paused, run; what is refused and why."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -3,8 +3,6 @@
 All checks of schemathesis, also over chains of calls along the document's links.
 """
 
-from __future__ import annotations
-
 import json
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Searches, tallies, suggestions and bulk orders over HTTP."""
 
-from __future__ import annotations
-
 from typing import Any
 from uuid import UUID
 

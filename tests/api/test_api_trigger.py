@@ -1,7 +1,5 @@
 """POST /api/v1/jobs/trigger: what is stored, and that one idempotency key makes one job."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta

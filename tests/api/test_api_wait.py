@@ -1,7 +1,5 @@
 """GET /api/v1/jobs/{id}/status?wait=: an answer once the job has changed, and what ends a wait otherwise."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The receivers of alerts over HTTP and on the dashboard: added, changed, tried, paused, removed; without secrets."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from html import unescape

@@ -1,7 +1,5 @@
 """No row, whatever a producer or a farm writes, hurts another job, a worker, a duty of the reaper, or a page."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable, Iterator

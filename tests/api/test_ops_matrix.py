@@ -4,8 +4,6 @@ The surfaces are HTTP, the client, the call in process (`--direct`) and the comm
 names are tested in test_api_access.py.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass

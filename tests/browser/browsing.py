@@ -1,13 +1,11 @@
 """The dashboard in a real browser: the application on a port, pages that are watched, the rules that none may break."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, Self
 
 from api_app import running
 from patience import PATIENCE
@@ -123,7 +121,7 @@ class Visitor:
         found += self.grave_faults()
         return [*found, "wider than a phone"] if self.overflows() else found
 
-    def __enter__(self) -> Visitor:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:

@@ -1,7 +1,5 @@
 """A farm's database as the browser's tests want it: every state of a job, made by the real statements."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Every button of the dashboard, pressed in a browser; who may not press them has none."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

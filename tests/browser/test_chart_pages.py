@@ -1,7 +1,5 @@
 """The chart, times and zones, copying, the page of PostgreSQL and the first steps, in a browser."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The page of errors in a browser: groups, their buttons, their jobs, notes, hostile texts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 from uuid import UUID

@@ -1,7 +1,5 @@
 """Hostile texts, wherever somebody can put one, on every page: shown as they are, and nothing happens."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Ordered queues in a browser: pages of keys, whatever they are called, and the form for how a queue treats them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple

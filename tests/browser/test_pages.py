@@ -1,7 +1,5 @@
 """The dashboard's pages in a browser: sound, accessible, harmless whatever jobs hold, of use without a database."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Every page and GET of the API on a farm's week with hostile texts: `python -m tools.pages`, with few jobs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit

@@ -1,7 +1,5 @@
 """Pages of plans in a browser: schedules, backfills, limits, webhooks, and a job with its family."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 from uuid import UUID

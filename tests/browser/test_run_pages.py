@@ -1,7 +1,5 @@
 """The pages about runs in a browser: tasks, one task, a queue's figures, the timeline, what happened; hostile names."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

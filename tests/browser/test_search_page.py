@@ -1,7 +1,5 @@
 """The search box, its keys, the ticks and the orders to many jobs, in a browser."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The form that triggers a job, and the one that runs a job again, in a browser."""
 
-from __future__ import annotations
-
 from datetime import date, datetime
 from typing import Literal
 from uuid import UUID

@@ -4,8 +4,6 @@ Prints which test caught each, and keeps that in caught.txt: the next time this 
 mutant is uncaught.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

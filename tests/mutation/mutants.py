@@ -5,8 +5,6 @@ mistake, the old text (once in that place) and the new one. A mistake that no te
 test must fail, and when one does the reason is wrong. The place of a statement has its file before it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

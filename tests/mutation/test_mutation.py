@@ -1,7 +1,5 @@
 """The list of guards fits the SQL, and the tests catch who takes one away."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

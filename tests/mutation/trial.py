@@ -4,8 +4,6 @@ The copy has one guard less. The parent has imported pytest and the libraries, a
 schema; so a fork imports only the copy, and applies only what the mutant has changed.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import re

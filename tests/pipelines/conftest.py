@@ -1,7 +1,5 @@
 """Fixtures of the pipelines' tests: a context on a real database, and a pipeline run to its end."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from functools import partial

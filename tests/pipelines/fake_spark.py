@@ -1,7 +1,5 @@
 """A Spark master of one worker, as far as `run.spark` asks it. It answers as Spark 4.3 does."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """What tests of several pipelines share: the data that they load, and how they look at an end and what is left."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

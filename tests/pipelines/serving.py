@@ -1,7 +1,5 @@
 """HTTP servers of tests, on ports of this machine."""
 
-from __future__ import annotations
-
 import ssl
 import threading
 from collections.abc import Mapping

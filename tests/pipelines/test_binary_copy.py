@@ -1,7 +1,5 @@
 """Rows of Arrow by binary COPY: the same values as by their text, or the same refusal."""
 
-from __future__ import annotations
-
 import random
 import re
 import threading

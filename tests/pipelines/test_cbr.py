@@ -1,7 +1,5 @@
 """The promises of `load.cbr.rates`, against a server with answers of the Bank of Russia."""
 
-from __future__ import annotations
-
 import datetime as dt
 import socket
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Checkpoints: a run goes on where the one before stopped, and what is committed with data happens once."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterator

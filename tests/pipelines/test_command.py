@@ -1,7 +1,5 @@
 """`run.command`: real programs of an allow-list, their output, their limits and their end."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

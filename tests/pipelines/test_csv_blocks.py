@@ -1,7 +1,5 @@
 """Records that pass in blocks: COPY gets the same bytes as by the way of single records, or the same refusal."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The promises of `load.csv`: the file's rows, all or nothing, and the place of a bad row."""
 
-from __future__ import annotations
-
 import codecs
 import csv
 import io

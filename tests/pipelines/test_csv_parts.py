@@ -1,7 +1,5 @@
 """`load.csv` of a large file: in parts, of which a later run reads none again, and still all or nothing."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable

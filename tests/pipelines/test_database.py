@@ -1,7 +1,5 @@
 """`load.database`: SQLite and DuckDB in files, and a MariaDB of the machine, into a table."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

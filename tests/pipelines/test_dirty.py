@@ -1,7 +1,5 @@
 """Forty files as people have them: each becomes the table that a person expects, or is refused with what helps."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from types import ModuleType

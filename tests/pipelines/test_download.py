@@ -1,7 +1,5 @@
 """`load.http`: a file by its URL into the data folder, against a server that breaks off, changes and redirects."""
 
-from __future__ import annotations
-
 import fcntl
 import gzip
 import os

@@ -1,7 +1,5 @@
 """`run.dask`, `run.ray`, `run.spark`: what is allowed, what a run decides, what it reads; Ray and Spark are fakes."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

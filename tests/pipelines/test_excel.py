@@ -1,7 +1,5 @@
 """Workbooks as people have them. openpyxl writes them, and no formula has a value unless a test gives it one."""
 
-from __future__ import annotations
-
 import datetime as dt
 import re
 import zipfile

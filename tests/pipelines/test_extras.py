@@ -1,7 +1,5 @@
 """Tasks that need a library of an extra: what they say without it, and that a farm without such jobs imports none."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

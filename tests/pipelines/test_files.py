@@ -1,7 +1,5 @@
 """The promises of `load.files`: text as people have it becomes typed rows, or is refused with place and remedy."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

@@ -1,7 +1,5 @@
 """The promises of the HTTP module that the built-in pipelines share."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Iterator

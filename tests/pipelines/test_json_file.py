@@ -1,7 +1,5 @@
 """JSON as people have it, in the forms of a file, with numbers that no float holds."""
 
-from __future__ import annotations
-
 import datetime as dt
 import gzip
 import json

@@ -1,7 +1,5 @@
 """The promises of `llm.generate`, against nodes that speak the real protocols over real sockets."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """`dataloader load`: one load from the command line, without a farm."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """The promises that `load.csv`, `load.parquet` and `load.postgres` share: the same rows, at once or in parts."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The modes of a load: what is inserted, changed and deleted, what is refused, and what a reader sees meanwhile."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`load.parquet`: files of pyarrow into tables. Where pyarrow is missing, only what the farm then says is tried."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal

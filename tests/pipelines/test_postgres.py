@@ -1,7 +1,5 @@
 """`load.postgres`: the rows of a query in another database, against real databases."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 from threading import Thread

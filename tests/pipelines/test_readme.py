@@ -1,7 +1,5 @@
 """The README's pipeline, with the README's text."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Files of an object store and of an SFTP server, both real ones on this machine, and of a web server."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """`context.load`: rows that a pipeline has, in each form that people have them in."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, time, timedelta, timezone

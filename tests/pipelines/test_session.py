@@ -1,7 +1,5 @@
 """`context.http`: a pipeline that asks an API, against a real server of this test."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import threading

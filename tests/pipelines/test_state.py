@@ -1,7 +1,5 @@
 """`context.state`, `context.create` and `context.secret`: what a pipeline keeps in the target, and its secrets."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The pages that show one task of loading each: their code, run as it stands there."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The promises of `alert.webhook`, against a receiver that speaks HTTP over real sockets."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time

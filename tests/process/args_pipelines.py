@@ -1,7 +1,5 @@
 """Pipelines with models of their args, for the tests of farms."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pipelines that test_canaries.py runs through DL_PIPELINES: they tell what they were given, and end in every way."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Clusters of Dask, Ray and Spark for tests: from their packages, on free ports of this host, without telemetry."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

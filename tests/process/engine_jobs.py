@@ -1,7 +1,5 @@
 """What runs on clusters: functions for Dask, commands of Ray (`python -m engine_jobs`). Each notes its starts."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Pipelines that add jobs, wait for others, and note in a file what they do."""
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Any

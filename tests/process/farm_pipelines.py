@@ -1,7 +1,5 @@
 """Pipelines that the process tests run through DL_PIPELINES. Each leaves rows in `runs` to be judged by."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import select

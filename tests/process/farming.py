@@ -1,7 +1,5 @@
 """A farm as an operator runs it: real processes, started by the command line, watched through the database."""
 
-from __future__ import annotations
-
 import http.client
 import itertools
 import json

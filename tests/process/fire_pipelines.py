@@ -1,7 +1,5 @@
 """The pipelines of tests under fire: one that fails, gives up single keys, and notes each call; and loads."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -8,8 +8,6 @@ one of these, or that measures memory, sets `farm.executes = True`.
 `python forkserver.py NUMBER` serves requests from the socket with this file descriptor.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

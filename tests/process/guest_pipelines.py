@@ -1,7 +1,5 @@
 """Pipelines that treat their worker as guests do: they fork, leave things changed, and use pools."""
 
-from __future__ import annotations
-
 import decimal
 import locale
 import logging

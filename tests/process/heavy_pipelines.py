@@ -1,7 +1,5 @@
 """Pipelines that use as much memory as they say. Each run notes its begin and its end in a file."""
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """Judges of a farm's history: what must hold whatever happened to its processes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 # Which journal kinds may follow which; None stands before the first.

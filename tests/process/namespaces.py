@@ -1,7 +1,5 @@
 """Network namespaces for tests, named after this process; no interface of this machine is touched."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

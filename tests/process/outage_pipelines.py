@@ -1,7 +1,5 @@
 """Pipelines for outages: what they do is told by a file of their own, whatever becomes of the database."""
 
-from __future__ import annotations
-
 import os
 import select
 import time

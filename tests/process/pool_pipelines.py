@@ -1,7 +1,5 @@
 """A module that makes a pool and a fork server at its import."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import time

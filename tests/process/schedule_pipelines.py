@@ -1,7 +1,5 @@
 """Pipelines with schedules, for test_schedules_of_farms; SCHEDULED says which of them name one."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import Any

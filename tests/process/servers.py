@@ -1,7 +1,5 @@
 """PostgreSQL servers of a test's own, to be ended, killed, promoted and started again."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

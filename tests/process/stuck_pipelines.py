@@ -1,7 +1,5 @@
 """Pipelines that get nowhere, each in another way, and good ones beside them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Built-in pipelines on real farms: `alert.webhook` from a death to its receiver, and `llm.generate`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

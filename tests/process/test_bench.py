@@ -1,7 +1,5 @@
 """`python -m bench` for real, tiny: each figure measures, and the bench leaves nothing behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A queue that was there before us: adopted with its rows, then shared with services that run the plain protocol."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

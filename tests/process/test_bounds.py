@@ -1,7 +1,5 @@
 """Every run ends when it has to, also one that gets nowhere: told, interrupted, or killed with all it has started."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -1,7 +1,5 @@
 """Canaries in every place for a secret, then a look at whatever leaves the farm: none of them may be there."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

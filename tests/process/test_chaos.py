@@ -1,7 +1,5 @@
 """A minute of chaos, and that its checker bites."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import SystemRandom
 

@@ -1,7 +1,5 @@
 """`dataloader check` as an operator runs it: what it finds, what it advises, what it never shows."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Checkpoints on a farm: what a killed, drained or failed run has saved, the next one has."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What people ask of a farm by the command line, for real: over HTTP and on the database, which say the same."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """Clocks lie: a host's is hours ahead, or jumps while a job runs. All times are the database's (faults F1, F2)."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """deploy/compose.yaml: the services' commands, environment and secrets, as plain processes on a PostgreSQL."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

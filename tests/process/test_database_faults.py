@@ -1,7 +1,5 @@
 """PostgreSQL fails under a working farm: it restarts, is replaced by a standby, refuses sessions, says nothing."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The embedded PostgreSQL: real servers, each in a folder of its own, with what goes wrong around them."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil

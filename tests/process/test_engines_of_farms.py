@@ -1,7 +1,5 @@
 """`run.dask`, `run.ray` and `run.spark` on a farm, each against a real cluster: what becomes of the program."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

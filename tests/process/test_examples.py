@@ -1,7 +1,5 @@
 """examples/llm and examples/orders do what their READMEs show."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

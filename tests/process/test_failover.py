@@ -1,7 +1,5 @@
 """The primary is lost under load, and its standby takes over: what is kept, what is lost, for how long work rests."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

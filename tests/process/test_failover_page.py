@@ -1,7 +1,5 @@
 """docs/failover-exercise.md, typed into terminals as a reader types it, on servers and programs of its own."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """A small fleet: an upgrade of all hosts under load, and a host that vanishes and comes back with an old clock."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

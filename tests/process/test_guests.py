@@ -1,7 +1,5 @@
 """A run is a guest in its worker: children are plain, changed workers are replaced; prepared resources stay warm."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """An idle farm: whom a notification wakes, what one more worker costs, floods of notifications."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable

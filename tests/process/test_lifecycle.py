@@ -1,7 +1,5 @@
 """The farm's life: drain, lost sessions, silence, orphans, workers that die, pruning. Real processes and signals."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -4,8 +4,6 @@ A seed chooses the mode, the state of the table, the disturbance, and the messag
 DL_TEST_LOADS is the number of seeds.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

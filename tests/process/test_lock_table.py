@@ -1,7 +1,5 @@
 """The server's lock table: what workers claim ahead leaves room in it for everybody else, and they live with little."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """The farm's logs and those of its jobs: lines that cannot be written cost no beat, and no secret leaves by any way."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

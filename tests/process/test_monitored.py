@@ -1,7 +1,5 @@
 """A real Prometheus scrapes a farm: every panel of the Grafana dashboard has figures, every alert rule is evaluated."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Order under fire: an ordered queue's promises beside failures, crashes, drains, cancellations, database restarts."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """The database goes away at every statement of the workers', keepers' and reapers' loops, and comes back."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import threading

@@ -1,7 +1,5 @@
 """What `pip install` puts on a machine: the wheel holds the SQL and the types, and nothing of the tests."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Jobs claimed ahead: each runs once and in order, none waits behind a long one, and a death costs only what ran."""
 
-from __future__ import annotations
-
 import signal
 from typing import Any
 from uuid import UUID

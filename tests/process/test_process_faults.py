@@ -3,8 +3,6 @@
 Names begin with the fault: A ownership, E poison, I processes.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

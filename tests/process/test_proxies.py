@@ -1,7 +1,5 @@
 """deploy/nginx.conf and deploy/Caddyfile before a real API: answers, long polls, slow clients, what is not shown."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """HUP brings new settings, code and queues, TTIN tells where everybody is, recycling; workers of several queues."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Real farms: results, args by a model, errors in groups, odd rows, locked ends, jobs that wait for others."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

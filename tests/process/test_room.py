@@ -1,7 +1,5 @@
 """Runs begin only while the host has room for them: within the bound, with little of it idle, and the big ones too."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Schedules, backfills and limits of real farms: each job once and in time, never more at once than may, over kills."""
 
-from __future__ import annotations
-
 import signal
 from contextlib import suppress
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """I17, J6: slow clients and a silent database take no threads from others (dataloader/api/server/slow_clients.py)."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

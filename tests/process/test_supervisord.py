@@ -1,7 +1,5 @@
 """The shipped supervisor.conf under a real supervisord: start, restart under load, shutdown."""
 
-from __future__ import annotations
-
 import configparser
 import json
 import os

@@ -1,7 +1,5 @@
 """Hosts that lack something: each program undoes what it can at its start, and refuses the rest in a line, with 78."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

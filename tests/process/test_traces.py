@@ -1,7 +1,5 @@
 """Traces: a run is a span of its own, linked to what triggered its job; without the wish for them they cost nothing."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Iterator

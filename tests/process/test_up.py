@@ -1,7 +1,5 @@
 """`dataloader up` for real: everything started from nothing, used over HTTP, stopped, killed, started again."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """Hooks in a real farm: once for all its workers, once in each, and at the death of one."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import signal

@@ -1,7 +1,5 @@
 """Pipelines that test_traces.py runs through DL_PIPELINES."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Pipelines with resources that take a while to prepare. What is prepared and released is noted in a file."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Pipelines that test_logs.py runs through DL_PIPELINES: they write in every way that there is."""
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import os

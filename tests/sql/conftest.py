@@ -1,7 +1,5 @@
 """The queue's SQL, tested by sessions and threads on real PostgreSQL."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Callable, Iterator

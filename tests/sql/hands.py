@@ -3,8 +3,6 @@
 A step that may block runs in a thread, and the test waits until PostgreSQL itself says that it is blocked.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """What a claim prefers: jobs whose resources are warm in its worker, within bounds; and what it passes over."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any

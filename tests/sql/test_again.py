@@ -1,7 +1,5 @@
 """A job is run again with changes: its fields, its secrets, and the journals of both jobs."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 from uuid import UUID

@@ -1,7 +1,5 @@
 """Backfills in the database: their jobs and their ledger, by whichever reaper, and what people change."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

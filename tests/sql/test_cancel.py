@@ -1,7 +1,5 @@
 """A cancellation ends a queued job at once, tells a running one, and leaves what has ended alone."""
 
-from __future__ import annotations
-
 import psycopg
 import pytest
 from hands import Conn, Worker, Workers, enqueue, heard, journal, kinds, plain, row, started, state

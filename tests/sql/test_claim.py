@@ -1,7 +1,5 @@
 """A claim takes the best job that may run now, once, and says when the next one may."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

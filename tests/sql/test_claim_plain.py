@@ -1,7 +1,5 @@
 """The short claim of a plain queue: it starts what needs nothing else, and leaves the rest to dl_step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import psycopg

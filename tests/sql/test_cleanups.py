@@ -1,7 +1,5 @@
 """What canceled jobs leave behind: the reaper adds a job that cleans up, once, and with what the checkpoint says."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 from uuid import UUID

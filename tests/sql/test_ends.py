@@ -1,7 +1,5 @@
 """How a run ends: the row, its journal and its key, in one statement each."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

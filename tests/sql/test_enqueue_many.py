@@ -1,7 +1,5 @@
 """Jobs by the batch: in order, all or none, one per key under any concurrency, on any producer's connection."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Errors in groups: what each end of a run writes, what people see of the groups, and what they do to one."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 from uuid import UUID

@@ -1,7 +1,5 @@
 """A job's turn: jobs with deadlines go first, and the shares of a fair queue have their turns one after the other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any

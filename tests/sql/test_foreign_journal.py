@@ -1,7 +1,5 @@
 """The journal of what other services do: one row for each change of a status, whoever made it, and never two."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID, uuid4

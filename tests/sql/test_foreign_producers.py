@@ -1,7 +1,5 @@
 """`enqueue` in the transactions of SQLAlchemy, on each of its drivers, and of Django: as on a connection of psycopg."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress

@@ -1,7 +1,5 @@
 """Guards that no other test would miss; see tests/mutation, which takes each away."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

@@ -8,8 +8,6 @@ is final, V4 attempts are starts, V5 one run a key, V6 no start too many, V9 a l
 cancellation ends canceled.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack

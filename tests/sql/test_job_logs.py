@@ -1,7 +1,5 @@
 """The logs of jobs in the database: who may write them, what stays of a long one, their days, when they go."""
 
-from __future__ import annotations
-
 import os
 from datetime import UTC, datetime, timedelta
 from time import monotonic

@@ -1,7 +1,5 @@
 """Checkpoints in the queue and in the target: kept by the claim that holds, spent by success, gone with the job."""
 
-from __future__ import annotations
-
 from typing import Any
 from uuid import UUID, uuid4
 

@@ -1,7 +1,5 @@
 """The keys of an ordered queue, as people are shown them: which wait, behind what, the jobs of each in their order."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID

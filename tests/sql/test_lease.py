@@ -1,7 +1,5 @@
 """Every write to a running job names its claim: job, attempt, worker, running. Otherwise nothing is changed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

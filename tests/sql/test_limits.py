@@ -1,7 +1,5 @@
 """Limits for the whole fleet: how many jobs of one run at once and start in a minute, whoever claims, ends or dies."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A key is held by the session and by the running row; what waits for one is passed over and never forgotten."""
 
-from __future__ import annotations
-
 import random
 import select
 import socket

@@ -1,7 +1,5 @@
 """Rows that strangers hold on to, in transactions that they leave open, stop no other row; nor is there a dead-lock."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager

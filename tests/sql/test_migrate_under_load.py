@@ -1,7 +1,5 @@
 """Migrations of the contract's tables while others insert, claim and finish: nobody waits long, whoever holds what."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Migrations: an empty database, the contract's tables with rows in them, a queue in use, several at once."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A farm by random steps beside a small model of it: the database must do what the model says, step by step."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A live queue becomes another: `operations.move`. The order of each key is kept, and what runs goes on."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import threading

@@ -1,7 +1,5 @@
 """What runs need of a host: learned from the journal, declared by pipelines, told to people."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

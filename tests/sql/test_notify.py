@@ -1,7 +1,5 @@
 """Who is told of what: the queues in which something may be claimable, now or when its time comes, and nobody else."""
 
-from __future__ import annotations
-
 import select
 import socket
 from collections.abc import Iterator

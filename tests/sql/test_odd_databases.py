@@ -1,7 +1,5 @@
 """The database around the queue: schemas and search paths, an administrator's defaults, publications of all tables."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import UUID, uuid4

@@ -1,7 +1,5 @@
 """What people do to jobs and queues: it holds on all hosts at once, is journaled, takes nothing from a running job."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime

@@ -4,8 +4,6 @@ A claim stops where these tests want it: between its look at the queue and its l
 function in front of PostgreSQL's own, found by the claiming session's search_path alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Ordered queues: the jobs of a key start in the order of their scores, whatever happens to the ones before."""
 
-from __future__ import annotations
-
 from typing import Any
 from uuid import UUID
 

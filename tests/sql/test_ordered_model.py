@@ -1,7 +1,5 @@
 """Ordered and merged queues by random steps beside their rules (Lowkiq): the database does what the rules say."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field

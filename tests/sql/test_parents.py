@@ -1,7 +1,5 @@
 """Jobs that wait for other jobs: whoever ends a parent, its children learn of it in the same transaction."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Every job begins after its parents have let it go, and nothing is left waiting. What jobs say of failed parents is kept.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from random import Random

@@ -1,7 +1,5 @@
 """Parked rows: a claim puts rows of busy keys aside, and whoever frees a key makes its first parked row ready."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from uuid import UUID
 

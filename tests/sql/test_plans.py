@@ -3,8 +3,6 @@
 Measured in buffers that a whole call touches, in a worker's session: with the plans that its functions have made there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The keeper, the reaper and a starting farm give back what dead workers had, each job once, after its session."""
 
-from __future__ import annotations
-
 from uuid import UUID
 
 import pytest

@@ -1,7 +1,5 @@
 """What pipelines return: stored by the claim, before the end; shown of a job that has succeeded by that claim alone."""
 
-from __future__ import annotations
-
 from typing import Any
 from uuid import UUID
 

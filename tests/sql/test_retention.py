@@ -1,7 +1,5 @@
 """Jobs that ended long ago are deleted with their journal, in small batches, beside everybody's work (fault C7)."""
 
-from __future__ import annotations
-
 from uuid import UUID
 
 import pytest

@@ -1,7 +1,5 @@
 """Who may do what: the four roles, the functions, and roles that mean ill (tools/attack.py)."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """Schedules in the database: which due times get jobs, by which reaper, and what people and code change."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from typing import Any
 

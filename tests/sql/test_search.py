@@ -1,7 +1,5 @@
 """Searches, tallies and bulk orders on real rows: each answer is compared with a slow filter over all of them."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """A row on which a claim fails: its job is set aside, whatever the kind of its queue, and the others run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import UUID

@@ -1,7 +1,5 @@
 """One claim over several queues: one round trip, the jobs of one queue, and no queue spoils another's claim."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from uuid import UUID
 

@@ -1,7 +1,5 @@
 """dl_spans: what the roll-up and the folding make of a journal is what a slow look at each row of it finds."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """Questions about many jobs: the answers are right, and cost what they show, not what lies behind."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A step: ends are written and jobs claimed in one statement, one of each key, and nothing else changes hands."""
 
-from __future__ import annotations
-
 import pytest
 from hands import (
     DONE,

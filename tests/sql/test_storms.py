@@ -8,8 +8,6 @@ that an operator has put back, may come after its successors: these have no plac
 plain queue, which a worker of another service serves too, nor has any job that came back.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 import time

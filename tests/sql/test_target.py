@@ -1,7 +1,5 @@
 """The fence in the target database: what a run that lost its claim writes there does not stand."""
 
-from __future__ import annotations
-
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """What pipelines say of their jobs (dl_tasks): every way to add a job reads it where the producer says nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

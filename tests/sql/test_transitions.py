@@ -1,7 +1,5 @@
 """Every statement from every state: it makes a legal step or changes nothing, and the journal tells the story."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

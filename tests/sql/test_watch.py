@@ -1,7 +1,5 @@
 """What the reaper and the keeper do for people: counts of the queues, who holds back vacuum, the list of workers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

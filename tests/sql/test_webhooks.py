@@ -1,7 +1,5 @@
 """What webhooks are told: each thing once, whoever reaps and however often, and nothing without a webhook."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """An HTTP service for tests of clients: it gives the answers of a list, and keeps the requests."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

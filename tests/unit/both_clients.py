@@ -1,10 +1,8 @@
 """`Client` and `AsyncClient` for the same tests: `Blocking` calls an AsyncClient as if it were a Client."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from inspect import isasyncgen, isawaitable
-from typing import Any
+from typing import Any, Self
 
 from anyio.from_thread import BlockingPortal
 
@@ -24,7 +22,7 @@ class Blocking:
         found = getattr(self._client, name)
         return self._blocking(found) if callable(found) else found
 
-    def __enter__(self) -> Blocking:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

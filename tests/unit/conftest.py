@@ -1,7 +1,5 @@
 """What unit tests share."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

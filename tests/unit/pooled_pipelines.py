@@ -1,7 +1,5 @@
 """Pipelines whose library keeps a pool of threads, as polars does: a later fork has the pool without its threads."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterator

@@ -1,13 +1,12 @@
 """A night of a farm as it might have been: the truth to which predictions are compared."""
 
-from __future__ import annotations
-
 from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
+from typing import Self
 
 from dataloader.queue.reports.prediction import Line, Running, Waiting
 
@@ -51,7 +50,7 @@ class Night:
     _numbers: Iterator[int] = field(default_factory=count)
 
     @classmethod
-    def of(cls, seed: int) -> Night:
+    def of(cls, seed: int) -> Self:
         """The evening: most jobs are there, and what will happen in the night is decided."""
         night = cls(Random(seed))
         night.jobs = [night._job(number) for number in range(JOBS)]

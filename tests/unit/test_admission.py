@@ -1,7 +1,5 @@
 """Which runs a host has room for, what a host has, and for how long a job is passed over."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Collection

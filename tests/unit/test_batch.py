@@ -1,7 +1,5 @@
 """A worker's batch: how many jobs it claims, the ends of locked rows, the jobs of lost sessions; its turns."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """check: the findings from given facts, without a database."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

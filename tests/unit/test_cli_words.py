@@ -1,7 +1,5 @@
 """The command line without a farm: its output, its errors, its help, doctor's findings, `dataloader new`."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

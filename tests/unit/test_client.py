@@ -1,7 +1,5 @@
 """Both clients against a service with given answers: retries, time limits, long polls, and secrets, which stay here."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 import random

@@ -1,7 +1,5 @@
 """config: its sources, its refusals, which never show a value."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The dashboard's pure parts: forms of values, alerts, buttons, charts, the heat map; its vendored files."""
 
-from __future__ import annotations
-
 import hashlib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

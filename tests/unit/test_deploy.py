@@ -1,8 +1,6 @@
 """The files of deploy/: units that systemd takes, manifests that fit Kubernetes' schemas, times that fit the drain;
 locked libraries, and alert rules of which each fires in its case."""
 
-from __future__ import annotations
-
 import configparser
 import json
 import re

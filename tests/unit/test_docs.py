@@ -1,7 +1,5 @@
 """The documents: an index names each page, every link has a target, no page grows without a bound; the site."""
 
-from __future__ import annotations
-
 import configparser
 import os
 import re

@@ -1,7 +1,5 @@
 """The error group of an exception: what errors of one cause have in common, whatever the exception does."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from types import CodeType

@@ -1,7 +1,5 @@
 """Words and fields: each place that repeats what queue/job.py and queue/fields.py declare says the same."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

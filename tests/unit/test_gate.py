@@ -1,7 +1,5 @@
 """gate: requests that may go to the database."""
 
-from __future__ import annotations
-
 from time import monotonic
 
 import pytest

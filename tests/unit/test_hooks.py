@@ -1,7 +1,5 @@
 """Hooks in the kit: what they are given, in which order they are called, and what they may change."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Which addresses may be connected to on behalf of a job or of a receiver of alerts."""
 
-from __future__ import annotations
-
 import pytest
 
 from dataloader.pipelines import http

@@ -1,7 +1,5 @@
 """The import rule that dataloader/__init__.py states, read from the sources."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """job: the pure decisions, as tables and properties."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -177,7 +175,7 @@ class OfNumpy:
         self.value = value
         self.dtype = SimpleNamespace(kind=kind)
 
-    def astype(self, kind: type) -> OfNumpy:
+    def astype(self, kind: type) -> "OfNumpy":
         return OfNumpy(kind(self.value), "U")
 
     def tolist(self) -> Any:

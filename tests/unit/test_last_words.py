@@ -1,7 +1,5 @@
 """The last word of a run: the latest progress is written with its end, whatever the pipeline's form and its end are."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """llm.generate: its pure decisions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

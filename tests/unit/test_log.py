@@ -1,7 +1,5 @@
 """log: one valid line per event, whatever its fields hold; no secrets; no caller waits; lost lines are counted."""
 
-from __future__ import annotations
-
 import base64
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """What another user of the same machine can do to `up`: nothing, by its files and its sockets."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

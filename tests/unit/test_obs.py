@@ -1,7 +1,5 @@
 """Metrics by OpenTelemetry, read by the SDK's reader in memory; without the wish for them they cost nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 from uuid import UUID

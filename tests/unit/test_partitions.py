@@ -1,7 +1,5 @@
 """Which partitions a range has, what the job of one may name, and what a backfill's counts say; templates."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

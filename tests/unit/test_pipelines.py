@@ -1,7 +1,5 @@
 """pipelines: the registry, the steps of each form of function; args by a model, its schema, the check of args by it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

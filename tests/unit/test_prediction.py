@@ -1,7 +1,5 @@
 """Reports: the predicted ends of jobs and how right they are over simulated nights; histograms; why a job waits."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from datetime import UTC, datetime, timedelta

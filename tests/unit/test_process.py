@@ -1,7 +1,5 @@
 """The farm's processes: slots, signals, names, the database's uptime, what several of them would log."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

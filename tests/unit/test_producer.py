@@ -1,7 +1,5 @@
 """producer and queue: the pure parts of adding many jobs at once."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a run's pipeline has returned: the results of its jobs, or the error that says what is wrong with it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

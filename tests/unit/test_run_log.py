@@ -1,7 +1,5 @@
 """Which lines of a run are kept, how output is cut into lines, what of a text may be shown; the capture of output."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from itertools import pairwise

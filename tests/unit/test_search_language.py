@@ -1,7 +1,5 @@
 """The language of the search box: what a text asks for, and what is said of one that asks for nothing."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from typing import Any

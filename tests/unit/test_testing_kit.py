@@ -1,7 +1,5 @@
 """dataloader.testing: a job's runs as on a farm, with events at the safe points that a test names."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """When schedules are due, also at a change of the clocks; which due times get a job; what a job may name."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from itertools import islice, pairwise, takewhile
 from zoneinfo import ZoneInfo

@@ -1,7 +1,5 @@
 """Affinity keys: what stays warm, and for how long jobs are passed over for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta

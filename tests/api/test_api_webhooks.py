@@ -1,5 +1,6 @@
 """The receivers of alerts over HTTP and on the dashboard: added, changed, tried, paused, removed; without secrets."""
 
+import json
 import re
 from collections.abc import Iterator
 from html import unescape
@@ -54,6 +55,14 @@ def test_a_receiver_is_tried_by_a_job(client: FlaskClient, conn: db.Connection) 
     assert (message["kind"], message["environment"], message["url"]) == ("test", "prod", "https://farm.example.com")
     show_worker(conn, queue="alerts", queues=["alerts"])
     assert client.get(WEBHOOKS).get_json()["is_served"]
+
+
+def test_a_wrong_receiver_is_refused_and_changes_nothing(client: FlaskClient, refused: Refused) -> None:
+    """Two of those in tests/sql/test_webhooks.py."""
+    problem = refused(client.put(OPS, json={"url": f"https://u:{CANARY}@a/"}), 400, "invalid-input", "/url")
+    assert CANARY not in json.dumps(problem)
+    refused(client.put(f"{WEBHOOKS}/a%20b", json={"url": URL}), 400, "invalid-input", "")
+    assert client.get(WEBHOOKS).get_json()["webhooks"] == []
 
 
 def test_a_receiver_that_gets_nothing_is_not_shown_as_told(client: FlaskClient, conn: db.Connection) -> None:

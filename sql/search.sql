@@ -105,6 +105,13 @@ status = 'running';
 -- Served by ix_dl_jobs_dead; of all queues together they are sorted.
 status IN ('failed', 'lost');
 
+-- name: of_failed
+-- Served by ix_dl_jobs_finished, in order, as the next.
+finished_at IS NOT NULL AND status = 'failed';
+
+-- name: of_lost
+finished_at IS NOT NULL AND status = 'lost';
+
 -- name: of_finished
 -- Served by ix_dl_jobs_finished.
 finished_at IS NOT NULL;

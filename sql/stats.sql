@@ -382,7 +382,7 @@ AND CASE %(status)s::text WHEN 'ready' THEN (j).status = 'queued' AND (j).blocke
                           WHEN 'fresh' THEN (j).status = 'queued' AND (j).attempt = 0
                           WHEN 'retries' THEN (j).status = 'queued' AND (j).attempt > 0
                           WHEN 'dead' THEN (j).status IN ('failed', 'lost')
-                          ELSE %(status)s::text IS NULL OR (j).status::text = %(status)s END
+                          ELSE %(status)s::text IS NULL OR (j).status = %(status)s::text::dl_status END
 AND (%(error_group)s::text IS NULL
      OR coalesce(coalesce((j).error_group, dl_error_group((j).error)) = %(error_group)s, false))
 AND {found};

@@ -426,14 +426,27 @@ def test_an_empty_database_has_all_files_of_its_version_at_once(empty_db: str, m
     assert numbers == [0, 1, *(each.number for each in (*KNOWN, *LATER))]
 
 
+OLD_INDEXES = {
+    "finished": "finished_at) WHERE finished_at IS NOT NULL",
+    "queued": "created_at) WHERE enum_eq(status, 'queued')",
+    "dead": "queue, finished_at) WHERE status IN ('failed', 'lost')",
+}
+
+
 def test_checks_of_the_first_version_become_one_trigger_and_its_sums_get_bounds(own_db: str, module_db: str) -> None:
-    """Its code goes on beside them; a statement that writes no such column asks for none of them."""
+    """Its code goes on beside them; a statement that writes no such column asks for none of them.
+
+    Its indexes of lists get their further columns, also where an earlier attempt was cut off.
+    """
     with session(own_db) as conn:
         conn.execute("DROP TRIGGER dl_jobs_check ON dl_jobs")
         conn.execute("CREATE FUNCTION dl_jobs_depth() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'")
         conn.execute("CREATE TRIGGER dl_jobs_depth BEFORE INSERT ON dl_jobs EXECUTE FUNCTION dl_jobs_depth()")
         for constraint in re.findall(r"CONSTRAINT IF EXISTS (\w+)", KNOWN[0].text):
             conn.execute(f"ALTER TABLE dl_jobs ADD CONSTRAINT {constraint} CHECK (attempt < 9)".encode())
+        for name, columns in OLD_INDEXES.items():
+            conn.execute(f"DROP INDEX ix_dl_jobs_{name}; CREATE INDEX ix_dl_jobs_{name} ON dl_jobs ({columns}".encode())
+        conn.execute("CREATE INDEX ix_dl_jobs_new ON dl_jobs (status)")
         conn.execute("ALTER TABLE dl_workers DROP COLUMN reload_error")
         for table in ("dl_totals", "dl_spans", "dl_needs", "dl_durations"):
             conn.execute(

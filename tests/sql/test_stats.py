@@ -42,29 +42,34 @@ def test_a_page_whose_time_is_over_goes_on_with_the_next(conn: Conn, monkeypatch
     """No request reads on and on, and the last of very many is reached all the same."""
     monkeypatch.setattr(stats, "SCAN_MOST", 10_000)
     monkeypatch.setattr(stats, "FILL_SEC", 0.001)
-    rare = enqueue(conn, task="rare")
+    rare = enqueue(conn, partition_key="rare")
     with quietly(conn):
         many(conn, 30_000, "k%s")
         conn.execute("UPDATE dl_jobs SET created_at = now() - interval '1 day' WHERE job_id = %s", (rare,))
-    page, pages = stats.jobs(conn, stats.Wanted(task="rare")), 1
+    page, pages = stats.jobs(conn, stats.Wanted(partition_key="rare")), 1
     assert page.jobs == []
     while page.next:
-        page, pages = stats.jobs(conn, stats.Wanted(task="rare"), after=page.next), pages + 1
+        page, pages = stats.jobs(conn, stats.Wanted(partition_key="rare"), after=page.next), pages + 1
     assert [row["job_id"] for row in page.jobs] == [rare]
     assert 1 < pages <= 4
 
 
 def test_a_page_reads_what_it_shows(conn: Conn) -> None:
-    """Whatever the statistics say."""
+    """Whatever the statistics say, and however rare its jobs are."""
     with quietly(conn):
         many(conn, 50_000, "k%s")
         conn.execute(
-            "UPDATE dl_jobs SET status = 'succeeded', finished_at = created_at WHERE lock_key < 'k5'"
-        )  # half of them
+            "UPDATE dl_jobs SET status = CASE WHEN lock_key < 'k3' THEN 'failed' ELSE 'succeeded' END::dl_status,"
+            " finished_at = created_at WHERE lock_key < 'k5'"
+        )
+        conn.execute("UPDATE dl_jobs SET queue = 'rare', task = 'rare' WHERE lock_key IN ('k27', 'k47', 'k97')")
+    filters = ("", "queue:q", "queue:rare", "task:rare", "key:k1", "key:none")
+    states = (None, "queued", "succeeded", "canceled", "dead", "failed", "lost")
+    asked = [Wanted(status=status, q=text) for status in states for text in filters]
     for statistics in ("none", "right"):
         if statistics == "right":
             conn.execute("VACUUM ANALYZE dl_jobs")
-        for wanted in (Wanted(), Wanted(status="queued"), Wanted(status="succeeded"), Wanted(queue="q")):
+        for wanted in asked:
             assert read(conn, lambda wanted=wanted: stats.jobs(conn, wanted, 50)) < 1_000, (statistics, wanted)
 
 

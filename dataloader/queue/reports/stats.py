@@ -64,6 +64,8 @@ _CHANGED = "{changed_at}"
 _SOURCES: dict[str, tuple[str, frozenset[str]]] = {
     "of_finished": ("finished_at", frozenset(map(str, FINAL))),
     "of_dead": ("finished_at", frozenset(map(str, DEAD))),
+    "of_failed": ("finished_at", frozenset({"failed"})),
+    "of_lost": ("finished_at", frozenset({"lost"})),
     "of_running": ("coalesce(started_at, created_at)", frozenset({"running"})),
     "of_queued": ("created_at", QUEUED),
     "of_retries": ("created_at", QUEUED),
@@ -461,7 +463,7 @@ def _by_change(
     rows: list[Row] = []
     edge: datetime | None = None
     with conn.transaction():
-        sources = [each for each in _sources(wanted.status) if _SOURCES[each][1] & set(kinds)]
+        sources = [each for each in _sources(wanted) if _SOURCES[each][1] & set(kinds)]
         sources, named = searched(conn, wanted, sources)
         asked |= named
         db.by_index(conn, bitmaps="of_args" in sources, sorts=all(each in _SORTED for each in sources))
@@ -495,7 +497,7 @@ def searched(conn: Conn, wanted: Wanted, sources: list[str]) -> tuple[list[str],
 def _by_key(conn: Conn, wanted: Wanted, limit: int, after: str | None) -> tuple[list[Row], str | None]:
     key, after_id = _cursor(after, str) or ("", _FIRST_ID)
     asked = filters(wanted) | bounds(wanted) | {"before": _LAST_ID, "scan": SORTED + 1}
-    parts = " UNION ALL ".join(f"({_source(each)} LIMIT %(scan)s)" for each in _sources(wanted.status))
+    parts = " UNION ALL ".join(f"({_source(each)} LIMIT %(scan)s)" for each in _sources(wanted))
     count, page = (spliced(_SQL[name].replace("{sources}", parts)) for name in ("in_time", "by_key"))
     with conn.transaction():
         db.by_index(conn)
@@ -508,12 +510,15 @@ def _by_key(conn: Conn, wanted: Wanted, limit: int, after: str | None) -> tuple[
     return _page(rows, limit, itemgetter("lock_key"))
 
 
-def _sources(status: str | None) -> tuple[str, ...]:
+def _sources(wanted: Wanted) -> tuple[str, ...]:
     """The sources that a list is merged of."""
+    status = wanted.status
     if status is None:
         return ("of_finished", "of_running", "of_queued")
     if status == "dead" or status in DEAD:
-        return ("of_dead",)
+        # The planner has no statistics of the hashes, and would sort all dead jobs of a task.
+        is_sorted = wanted.queue is None and (wanted.task or wanted.lock_key)
+        return tuple(f"of_{each}" for each in sorted(DEAD) if status in ("dead", each)) if is_sorted else ("of_dead",)
     if status in FINAL:
         return ("of_finished",)
     return (f"of_{status}",) if status in ("running", "retries") else ("of_queued",)  # also ready, blocked, fresh

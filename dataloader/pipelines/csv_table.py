@@ -149,9 +149,11 @@ class Block(NamedTuple):
 
     def singles(self, number: int) -> Iterator[tuple[int, str]]:
         """The records alone; `number` is that of the first."""
-        for match in _RECORD.finditer(self.text):
-            yield number, match[0][:-1]
-            number += len(_LINE_ENDS.findall(match[0])) if self.has_lines else 1
+        has_cr = "\r" in self.text
+        for record in _RECORD.findall(self.text):
+            yield number, record[:-1]
+            lines = len(_LINE_ENDS.findall(record)) if has_cr else record.count("\n")
+            number += lines if self.has_lines else 1
 
 
 class Batch(NamedTuple):

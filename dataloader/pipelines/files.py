@@ -54,6 +54,7 @@ from dataloader.pipelines.columns import Reader, Type, Values, inferred, kind_of
 from dataloader.pipelines.csv_file import CsvFile, Layout, opened_text, text_pattern
 from dataloader.pipelines.csv_table import (
     Batch,
+    Block,
     FileArguments,
     Item,
     Place,
@@ -471,8 +472,8 @@ class _Shape:
         )
         self.tail = "".join(out + csv_file.field(constants[name], out) for name in whole.columns if name in constants)
         self.lines = len(whole.lines)
-        # The fields that may pass in blocks, if no record needs more than a match.
-        self.fields = [] if self.tail or self.lines or not is_same else quoted
+        # The fields that may pass in blocks.
+        self.fields = quoted if is_same else []
 
     def cells(self, text: str) -> list[str]:
         """The fields of a record as they are written, with their quotes."""
@@ -756,6 +757,9 @@ class Shaped(Source):
                     text = shape.shaped(text)
                 if (tail or lines) and isinstance(text, str):
                     text += tail + f"{self.delimiter}{number}" * lines
+            elif isinstance(text, Block) and (tail or lines):
+                texts = [f"{single}{tail}{f'{self.delimiter}{at}' * lines}\n" for at, single in text.singles(number)]
+                text = text._replace(text="".join(texts))
             elif isinstance(text, Batch):
                 text = text._replace(texts=partial(self._texts_fitted, text.texts, base, shape))
             yield base + number, text

@@ -700,7 +700,7 @@ def test_the_documentation_names_every_event() -> None:
     others = rf"(?:{before})\"([a-z_.]+)\""
     events = {*re.findall(call, source), *re.findall(others, source)}
     events |= set(re.findall(r"\"([a-z]+\.session\.lost)\"", source))
-    duties = set(re.findall(r"^            \(\"([a-z_]+)\", ", source, re.MULTILINE))
+    duties = set(re.findall(r"(?:^            \(|self\._do\()\"([a-z_]+)\", ", source, re.MULTILINE))
     events |= {f"reaper.{duty}.failed" for duty in duties}
     assert {"worker.claim.backoff", "worker.claim.unheard", "reaper.requeued", "api.error"} <= events
     listed = (root / "docs/events.md").read_text("utf-8").split("## All events")[1]

@@ -332,11 +332,12 @@ class Worker:
             else:
                 why = "not started: another run has taken the room that the host had for it"
                 self._hand_back(delivery, why)
-        self.batch.running = ()
         self.signals.take_wake_ups()
         if count:
             self.batch.learn(now() - began, count)
-        self.batch.hand_back(why)
+        with self.session.turn:
+            self.batch.running = ()
+            self.batch.hand_back(why)
 
     def _why_not(self, began: float, count: int) -> str:
         """Why to begin no other job of the latest claim, of which so many have run since `began`; "": do begin one."""
@@ -378,20 +379,27 @@ class Worker:
             report = {**named, "outcome": outcome.end, "duration_ms": duration_ms, **facts}
             if log.keeps_metrics():
                 RUN.write({"queue": job.queue, **report})
+            ends = []
             for each, end in zip(delivery.jobs, decide(delivery, outcome), strict=True):
                 if end and end.verb == Verb.FAIL:
                     self.runner.report_exhausted(each)
                 if end is None:
                     self.log.warning("worker.ownership.lost", queue=each.queue)
                 elif each is job:
-                    self.batch.add(Ended(job, end, noted, report, outcome.checkpoint, written))
+                    ends.append(Ended(job, end, noted, report, outcome.checkpoint, written))
                 else:
                     own = report | {"job_id": each.job_id, "attempt": each.attempt} | NO_COST
-                    self.batch.add(Ended(each, end, None, own))
+                    ends.append(Ended(each, end, None, own))
+            self._add(ends)
 
     def _hand_back(self, delivery: Delivery, reason: str) -> None:
-        for job in delivery.jobs:
-            self.batch.add(Ended(job, Finish("hand_back", reason)))
+        self._add([Ended(job, Finish("hand_back", reason)) for job in delivery.jobs])
+
+    def _add(self, ends: Sequence[Ended]) -> None:
+        """Leave ends to the batch; not while a new session asks which of them are still this worker's."""
+        with self.session.turn:
+            for end in ends:
+                self.batch.add(end)
 
     def _run_pipeline(self, delivery: Delivery) -> tuple[Outcome, dict[str, float], RunLog | None]:
         """How the run has ended, its cost, and its log; afterwards the process is as before the run, or not sound."""

@@ -97,9 +97,9 @@ def _view(op: Op) -> Any:
 
     def view(**path: Any) -> Response:
         given, ids = _query(query_model), {"job_id": job_id(path.pop("job_id"))} if "job_id" in path else {}
-        if (noun := _NAMED & path.keys()) and (name := given.pop("name", None)):
-            path[noun.pop()] = name
         given |= ids | fields_set(checks.validated(path_model, path))
+        if (noun := _NAMED & path.keys()) and (name := given.pop("name", None)):
+            given |= fields_set(checks.validated(path_model, {**path, noun.pop(): name}))
         if body_model:
             request.max_content_length = limit
             body = _body(depth, may_be_empty)

@@ -94,7 +94,7 @@ class Watched:
 
     def _settings(self) -> dict[str, str]:
         entries = [
-            tokens.entry(token, f"token-{number}", tokens.SCOPES)
+            tokens.entry(token, f"token-{number}", ["read", "trigger", "operate"])
             for number, token in enumerate((self.token, self.cookie))
         ]
         return {

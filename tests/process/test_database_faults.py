@@ -137,10 +137,10 @@ def test_h3_a_primary_that_refuses_writes_is_waited_for(database: Database, serv
     reaper = served.reaper()
     long, short = LongJob(served, "long"), LongJob(served, "short")
     database.admin("ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()")
+    reaper.logged("farm.database.lost")  # by now the other sessions have read the setting, too
     short.go.touch()
     program.logged("worker.session.lost")
     program.logged("farm.database.lost")
-    reaper.logged("farm.database.lost")
     assert served.rows("SELECT DISTINCT status::text FROM dl_jobs") == [("running",)]
     database.admin("ALTER SYSTEM RESET default_transaction_read_only", "SELECT pg_reload_conf()")
     short.ends_well()

@@ -1,25 +1,18 @@
-"""Compare `load.files` with `\\copy` and its primary key, in turns: python -m bench.loads [ROWS ROUNDS [CASE ...]].
-
-A case has seconds of time, of the client's CPU and of the server's CPU;
-on a busy machine compare the sums of the latter.
-"""
+"""Compare `load.files` with `\\copy` and its primary key, in turns: python -m bench.loads [ROWS ROUNDS [CASE ...]]."""
 
 from __future__ import annotations
 
 import csv
-import json
 import random
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
 import psycopg
 import pyarrow as pa
 from pyarrow import csv as pa_csv
@@ -35,7 +28,6 @@ COLUMNS = ", ".join(f"{name} {kind}" for name, kind in TYPES.items())
 CASES: dict[str, dict[str, Any]] = {
     **{"new": {}, "keyed": {}, "rejects": {"max_errors": 100, "path": "wrong.csv"}},
     **{"parquet": {"path": "rows.parquet"}, "parquet keyed": {"path": "rows.parquet"}},
-    **{"json": {"path": "rows.jsonl"}, "words": {"null": ["NULL"]}, "lines": {"add": {"line": "line"}}},
 }
 
 
@@ -63,28 +55,6 @@ def write_parquet(path: Path) -> None:
     parquet.write_table(table, path.with_suffix(".parquet"), compression="zstd")
 
 
-def write_json(path: Path) -> None:
-    """The rows of the CSV file as JSON lines."""
-    with path.open(encoding="utf-8", newline="") as file, path.with_suffix(".jsonl").open("w", encoding="utf-8") as out:
-        for row in csv.DictReader(file):
-            values: dict[str, Any] = row | {"ok": row["ok"] == "t", "empty": row["empty"] or None}
-            values |= {name: json.loads(row[name]) for name in ("id", "number")}
-            # As numbers they would lose digits.
-            text = json.dumps(values | {"amount": None, "share": None}, ensure_ascii=False)
-            for name in ("amount", "share"):
-                text = text.replace(f'"{name}": null', f'"{name}": {row[name]}')
-            print(text, file=out)
-
-
-def cpu(server: psutil.Process) -> tuple[float, float, float]:
-    """The time, and the CPU seconds of this process and of the server."""
-    theirs = 0.0
-    for process in [server, *server.children()]:
-        with suppress(psutil.NoSuchProcess):
-            theirs += sum(process.cpu_times()[: 4 if process == server else 2])
-    return time.monotonic(), time.process_time(), theirs
-
-
 def by_copy(conn: psycopg.Connection[Any], path: Path, case: str) -> None:
     """Load as people do it by hand."""
     if "keyed" not in case:
@@ -96,14 +66,14 @@ def by_copy(conn: psycopg.Connection[Any], path: Path, case: str) -> None:
         conn.execute("ALTER TABLE t ADD PRIMARY KEY (id)")
 
 
-def seconds(dsn: str, folder: Path, case: str, is_ours: int, server: psutil.Process) -> list[float]:
-    """How long one load takes, and the CPU seconds of client and server."""
+def seconds(dsn: str, folder: Path, case: str, is_ours: int) -> float:
+    """How long one load takes."""
     pipelines.load([])
     with psycopg.connect(dsn) as conn:
         conn.execute("DROP TABLE IF EXISTS t, t_rejects")
         conn.execute(f"CREATE TABLE t ({COLUMNS}, PRIMARY KEY (id))".encode() if "keyed" in case else b"SELECT")
         conn.commit()
-        began = cpu(server)
+        began = time.monotonic()
         if is_ours:
             args = {"path": "rows.csv", "table": "t", "key": ["id"]} | CASES[case]
             task = "load.parquet" if "parquet" in case else "load.files"
@@ -113,7 +83,7 @@ def seconds(dsn: str, folder: Path, case: str, is_ours: int, server: psutil.Proc
         else:
             by_copy(conn, folder / "rows.csv", case)
             conn.commit()
-    return [after - before for before, after in zip(began, cpu(server), strict=True)]
+        return time.monotonic() - began
 
 
 if __name__ == "__main__":
@@ -124,19 +94,8 @@ if __name__ == "__main__":
             with Path(root, name).open("w", encoding="utf-8", newline="") as file:
                 csv.writer(file, lineterminator="\n").writerows([TYPES, *rows(int(count)), *[["x"] * 10] * more])
         write_parquet(Path(root, "rows.csv"))
-        write_json(Path(root, "rows.csv"))
         with embedded.Server.start(Path(root, "server"), {"max_wal_size": "4GB"}) as server:
-            postmaster = psutil.Process(int(Path(root, "server/data/postmaster.pid").read_text().split()[0]))
             for case in cases or CASES:
-                pairs = [
-                    [seconds(server.dsn, Path(root), case, who, postmaster) for who in (0, 1)]
-                    for _ in range(int(rounds))
-                ]
-                theirs, ours = (
-                    [statistics.median(kind) for kind in zip(*each, strict=True)] for each in zip(*pairs, strict=True)
-                )
-                print(f"{case:13} {ours[0] / theirs[0]:.2f} of the time,", end=" ")
-                print(f"{(ours[1] + ours[2]) / (theirs[1] + theirs[2]):.2f} of the CPU:", end=" ")
-                for name, (passed, own, other) in {"": ours, "; copy ": theirs}.items():
-                    print(f"{name}{passed:.2f} s, CPU {own:.2f} + {other:.2f}", end="")
-                print(flush=True)
+                pairs = [[seconds(server.dsn, Path(root), case, who) for who in (0, 1)] for _ in range(int(rounds))]
+                theirs, ours = (statistics.median(each) for each in zip(*pairs, strict=True))
+                print(f"{case:13} {ours:6.2f} s, copy {theirs:6.2f} s: {ours / theirs:.2f}", flush=True)

@@ -29,10 +29,6 @@ _SAME = {
     **{("bool", "boolean"): pa.bool_(), ("date32[day]", "date"): pa.date32(), ("float", "real"): pa.float32()},
     **{("halffloat", "real"): pa.float32(), ("double", "double precision"): pa.float64()},
 }
-_MOMENTS = {
-    **{"date": pa.date32(), "timestamp without time zone": pa.timestamp("us")},
-    **{"timestamp with time zone": pa.timestamp("us", "UTC")},
-}
 _Numbers = np.ndarray[Any, Any]
 
 
@@ -83,31 +79,6 @@ def encoded(batch: Any, kinds: Sequence[str]) -> list[Any] | None:
         return [_HEADER, memoryview(_rows(columns, batch.num_rows)), _TRAILER]
     except (pa.ArrowException, ValueError, OverflowError):
         return None
-
-
-def parsed_type(kind: str) -> Any | None:
-    """The type by which Arrow reads the values for a column of this type; None where only PostgreSQL reads them."""
-    if size := re.fullmatch(r"numeric\((\d+),(\d+)\)", kind):
-        return pa.decimal128(int(size[1]), int(size[2])) if int(size[1]) <= 18 else None
-    same = next((of for (_, name), of in _SAME.items() if name == kind and name != "date"), None)
-    is_text = kind in _MOMENTS or re.sub(r"\(.*?\)", "", kind) in ("text", "character varying", "character")
-    return pa.string() if is_text else _INTEGERS.get(kind, same)
-
-
-def typed(column: Any, kind: str, pattern: str, source: bytes) -> Any:
-    """The values as Arrow has read them from this text, with the type of moments; raises ArrowInvalid for a doubt."""
-    if types.is_floating(column.type):
-        is_small = pc.any(pc.equal(column, 0)).as_py() and re.search(b"[eE]-|0{30}", source)
-        if is_small or pc.any(pc.is_inf(column)).as_py():
-            raise pa.ArrowInvalid("it may be out of range")
-    if kind not in _MOMENTS:
-        return column
-    zone = "[+-](?:1[6-9]|[2-9][0-9])(?::?[0-9]{2})?$"  # Arrow takes it
-    if not pc.all(pc.match_substring_regex(column, f"^(?:{pattern})$"), min_count=0).as_py() or (
-        kind == "timestamp with time zone" and pc.any(pc.match_substring_regex(column, zone)).as_py()
-    ):
-        raise pa.ArrowInvalid("PostgreSQL reads the text")
-    return column.cast(_MOMENTS[kind])
 
 
 def _stored(column: Any, kind: str) -> Any:

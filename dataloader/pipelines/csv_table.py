@@ -149,11 +149,9 @@ class Block(NamedTuple):
 
     def singles(self, number: int) -> Iterator[tuple[int, str]]:
         """The records alone; `number` is that of the first."""
-        has_cr = "\r" in self.text
-        for record in _RECORD.findall(self.text):
-            yield number, record[:-1]
-            lines = len(_LINE_ENDS.findall(record)) if has_cr else record.count("\n")
-            number += lines if self.has_lines else 1
+        for match in _RECORD.finditer(self.text):
+            yield number, match[0][:-1]
+            number += len(_LINE_ENDS.findall(match[0])) if self.has_lines else 1
 
 
 class Batch(NamedTuple):
@@ -162,7 +160,7 @@ class Batch(NamedTuple):
     records: int
     bytes: int
     binary: Sequence[Any] | None  # a whole binary COPY; None where PostgreSQL has to read the text
-    texts: Callable[[int], Iterable[tuple[int, Text]]]  # the same rows with their numbers, by the number of the first
+    block: Callable[[], Block]  # their text
 
 
 class Place(NamedTuple):
@@ -680,7 +678,7 @@ class Table:
         if isinstance(first, Batch):
             if first.binary and self._copied_in_binary(first.binary):
                 return first.records
-            batch = iter(first.texts(number))
+            batch: Iterator[tuple[int, Text]] = iter([(number, first.block())])
         else:
             batch = self._batch(items if first is None else chain([(number, first)], items))
         try:
@@ -711,12 +709,10 @@ class Table:
             if isinstance(item, str):  # most are
                 yield number, item
                 rows, size = rows + 1, size + len(item) + _RECORD_SIZE
-            elif isinstance(item, Batch):  # it follows records of another file
-                yield from item.texts(number)
-                rows, size = rows + item.records, size + item.bytes
             else:
-                yield number, item
-                rows, size = rows + (item.records if isinstance(item, Block) else 1), size + len(item.text)
+                other = item.block() if isinstance(item, Batch) else item  # it follows records of another file
+                yield number, other
+                rows, size = rows + (other.records if isinstance(other, Block) else 1), size + len(other.text)
             if rows >= self.batch_rows or size > _BATCH_SIZE:
                 return
         self.is_done = True
@@ -916,9 +912,8 @@ class Table:
         rejected = self._keep_rejects()
         self.drop_staging()
         counts = dict.fromkeys(_COUNTS, 0)
-        # Rows that earlier transactions have copied have to be counted.
-        copied = self.copied or self._numbers("SELECT count(*) FROM {table}")[0] + duplicates
-        return counts | {"inserted": copied - duplicates, "duplicate_keys": duplicates, "rejected": rejected}
+        [inserted] = self._numbers("SELECT count(*) FROM {table}")
+        return counts | {"inserted": inserted, "duplicate_keys": duplicates, "rejected": rejected}
 
     def _complete(self) -> None:
         """Give a new table the load's own columns, and its key."""

@@ -21,12 +21,11 @@ import zipfile
 import zlib
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from fnmatch import fnmatch
-from functools import partial
 from importlib import import_module
 from itertools import count, islice
 from pathlib import Path
@@ -53,8 +52,6 @@ from dataloader.pipelines import (
 from dataloader.pipelines.columns import Reader, Type, Values, inferred, kind_of
 from dataloader.pipelines.csv_file import CsvFile, Layout, opened_text, text_pattern
 from dataloader.pipelines.csv_table import (
-    Batch,
-    Block,
     FileArguments,
     Item,
     Place,
@@ -65,7 +62,7 @@ from dataloader.pipelines.csv_table import (
     unique,
     visible,
 )
-from dataloader.pipelines.rows import TypedFile, common_type
+from dataloader.pipelines.rows import common_type
 from dataloader.queue.job import End
 
 _HEAD = 2**16  # bytes by which a file is recognized
@@ -449,8 +446,6 @@ class _Shape:
         self._nulls = frozenset(wanted.null)
         self._order: list[tuple[str, int | None, Reader | None]] = []
         bare, quoted = [], []
-        # The places of the file's columns that Arrow may read, with the patterns of the texts in them.
-        self.by_arrow: list[tuple[int, str]] = []
         # Constants are behind the columns of the file.
         for name in whole.columns:
             if name in constants or name in whole.lines:
@@ -459,8 +454,6 @@ class _Shape:
             reader = Reader(kind, wanted, is_guess) if kind else None
             self._order.append((name, names.index(name) if name in names else None, reader))
             value = columns.plain(kind, wanted, is_guess) if kind else ""
-            if name in names and not words and "(?!" not in value:
-                self.by_arrow.append((names.index(name), value))
             is_null = f"(?!(?:{words})(?:{mark}|[\r\n]|\\Z))" if words else ""
             bare.append(is_null + (f"(?:{value})?+" if kind else f"[^{mark}]*+"))
             typed = f'(?:{value})|{no_word}"(?:{value})"|'  # a quoted number may be a word for null too
@@ -472,8 +465,10 @@ class _Shape:
         )
         self.tail = "".join(out + csv_file.field(constants[name], out) for name in whole.columns if name in constants)
         self.lines = len(whole.lines)
-        # The fields that may pass in blocks.
-        self.fields = quoted if is_same else []
+        # The columns of a file of Arrow, if their values pass as they are.
+        self.places = [at for _, at, reader in self._order if at is not None and not (reader or words)]
+        # The fields that may pass in blocks, if no record needs more than a match.
+        self.fields = [] if self.tail or self.lines or not is_same else quoted
 
     def cells(self, text: str) -> list[str]:
         """The fields of a record as they are written, with their quotes."""
@@ -530,8 +525,7 @@ class Shaped(Source):
         self.wanted, self._now = wanted, datetime.now(UTC).isoformat()
         self._stack = ExitStack()
         self._begins, self._sizes = list[int](), list[int]()  # of the entries, in bytes as they are packed
-        # The version, the columns and the number of records of each file, when its header was read.
-        self._known: list[tuple[list[Any], Mapping[str, str], int]] = []
+        self._versions: list[list[Any]] = []  # of the files, when their headers were read
         with context.transaction() as conn:
             self.existing = csv_table.Table(conn, context, wanted, Source("")).columns()
         self.columns: dict[str, str] = {}
@@ -581,10 +575,10 @@ class Shaped(Source):
     def _open(self, at: int, stack: ExitStack) -> tuple[Source, list[str]]:
         with undamaged(self._entries[at].name):
             source = opener(self._entries[at], self.wanted, stack)
-            if at < len(self._known):
-                source.version, source.columns, source.total = self._known[at]  # a sample is read once
-                source.require_unchanged()
-            names = named(source.names, self.wanted, lambda reason: source.error(source.header_line, reason))
+        if at < len(self._versions):
+            source.version = self._versions[at]
+            source.require_unchanged()
+        names = named(source.names, self.wanted, lambda reason: source.error(source.header_line, reason))
         if source.is_typed:
             types = self.columns | self.wanted.types | self.existing
             source.fit({raw: types[name] for raw, name in zip(source.columns, names, strict=True) if name in types})
@@ -611,14 +605,14 @@ class Shaped(Source):
                 remedy = f'schema_change "add" takes the columns of all, and {chosen}'
                 raise PermanentError(f"{entries[0].name} and {entry.name} {reason}; {remedy}")
             headers.append(names)
-            self._known.append((source.version, source.columns, source.total))
+            self._versions.append(source.version)
             member = entry.archive.getinfo(entry.member or "") if entry.archive else None
             self._begins.append(member.header_offset if member else 0)
             self._sizes.append(member.compress_size if member else source.size)
             self.size += self._sizes[-1]
             self.dialect = dict(source.dialect) | self.dialect
             self.delimiter = source.delimiter if at == 0 else self.delimiter
-        versions = [[entry.name, version] for entry, (version, *_) in zip(entries, self._known, strict=True)]
+        versions = [[entry.name, version] for entry, version in zip(entries, self._versions, strict=True)]
         self.version = ["files", hashlib.sha256(json.dumps(versions).encode()).hexdigest()]
         names = list(dict.fromkeys(name for header in headers for name in header))
         self._require_known(names)
@@ -710,14 +704,10 @@ class Shaped(Source):
         constants |= {name: words[what] for name, what in self.wanted.add.items() if what != "line"}
         self._shape = _Shape(source, names, self, constants)
         added = [self._typed_value(name, constants[name]) for name in self.columns if name in constants]
-        by_arrow = self._shape.by_arrow
-        if self._most and len(by_arrow) + len(added) == len(self.columns):
-            if isinstance(source, parquet.ArrowFile) and not any(pattern for _, pattern in by_arrow):
-                source.stored, source.chosen, source.added = self.stored, [at for at, _ in by_arrow], added
-                return source.items(place or source.begin, self._most)
-            if isinstance(source, TypedFile):
-                source.stored, source.by_arrow, source.added = self.stored, by_arrow, added
-                return source.items(place or source.begin, self._most)
+        is_whole = len(self._shape.places) + len(added) == len(self.columns)
+        if self._most and is_whole and isinstance(source, parquet.ArrowFile):
+            source.stored, source.chosen, source.added = self.stored, self._shape.places, added
+            return source.items(place or source.begin, self._most)
         if self._most and self._shape.fields and isinstance(source, CsvFile):
             source.pass_in_blocks(self._shape.fields)
             return source.items(place or source.begin, self._most)
@@ -735,40 +725,22 @@ class Shaped(Source):
 
     def _all(self, records: Iterator[tuple[int, Item]]) -> Iterator[tuple[int, Item]]:
         while True:
-            base = self._bases[-1][0]
+            base, shape, number = self._bases[-1][0], self._shape, 0
+            is_plain, is_plain_quoted, tail, lines = shape.is_plain, shape.is_plain_quoted, shape.tail, shape.lines
             with undamaged(self._entries[self._at].name):
-                number = yield from self._fitted(records, base, self._shape)
+                for number, text in records:
+                    if isinstance(text, str):
+                        if not (is_plain_quoted if '"' in text else is_plain)(text):
+                            text = shape.shaped(text)
+                        if (tail or lines) and isinstance(text, str):
+                            text += tail + f"{self.delimiter}{number}" * lines
+                    yield base + number, text
             self._inner.require_unchanged()
             if self._at + 1 == len(self._entries):
                 return
             end, done = self._inner.place(), self.place()
             self._done = done._replace(mark=None)
             records = self._entered(self._at + 1, base + max(number, end.line, end.records), None)
-
-    def _fitted(
-        self, records: Iterable[tuple[int, Item]], base: int, shape: _Shape
-    ) -> Generator[tuple[int, Any], None, int]:
-        """The records of a file in the table's shape, with their numbers over all files; returns the last one's."""
-        is_plain, is_plain_quoted, tail, lines = shape.is_plain, shape.is_plain_quoted, shape.tail, shape.lines
-        number = 0
-        for number, text in records:
-            if isinstance(text, str):
-                if not (is_plain_quoted if '"' in text else is_plain)(text):
-                    text = shape.shaped(text)
-                if (tail or lines) and isinstance(text, str):
-                    text += tail + f"{self.delimiter}{number}" * lines
-            elif isinstance(text, Block) and (tail or lines):
-                texts = [f"{single}{tail}{f'{self.delimiter}{at}' * lines}\n" for at, single in text.singles(number)]
-                text = text._replace(text="".join(texts))
-            elif isinstance(text, Batch):
-                text = text._replace(texts=partial(self._texts_fitted, text.texts, base, shape))
-            yield base + number, text
-        return number
-
-    def _texts_fitted(
-        self, texts: Callable[[int], Iterable[tuple[int, Item]]], base: int, shape: _Shape, first: int
-    ) -> Iterator[tuple[int, Any]]:
-        return self._fitted(texts(first - base), base, shape)
 
     def place(self) -> Place:
         """The place of the next record: its file, the numbers before that, and its place in the file."""

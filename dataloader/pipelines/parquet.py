@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dataloader.pipelines import Context, PermanentError, Progress, csv_table, register_with, validated
-from dataloader.pipelines.csv_table import Batch, Block, FileArguments, FileSource, Item, Place, Target, Text, opened
+from dataloader.pipelines.csv_table import Batch, Block, FileArguments, FileSource, Item, Place, Target, opened
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -84,16 +84,21 @@ class ArrowFile(FileSource):
         from dataloader.pipelines.binary_copy import ahead
 
         batches = (batch.select(self.chosen or range(len(self.columns))) for batch in self._batches(self._count))
-        for batch in ahead(copied(map(self._whole, batches), size, self.stored, self._texts)):
+        for batch in ahead(copied(map(self._whole, batches), size, self.stored, self._block)):
             yield self._counted_batch(batch)
         self._require_all()
 
     def _whole(self, batch: Any) -> Any:
-        return whole(batch.columns, self.added)
+        """The batch with the added columns behind its own."""
+        import pyarrow
 
-    def _texts(self, batch: Any, number: int) -> list[tuple[int, Text]]:
+        added = [pyarrow.repeat(pyarrow.scalar(value), batch.num_rows) for value in self.added]
+        names = [str(at) for at in range(batch.num_columns + len(added))]
+        return pyarrow.RecordBatch.from_arrays([*batch.columns, *added], names)
+
+    def _block(self, batch: Any) -> Block:
         with self._readable():
-            return texts(batch, number)
+            return block_of(batch)
 
     def records(self, begin: Place) -> Iterator[tuple[int, str]]:
         self.close()
@@ -103,8 +108,8 @@ class ArrowFile(FileSource):
     def _records(self) -> Iterator[tuple[int, str]]:
         for batch in self._batches(self._count):
             with self._readable():
-                records = csv_records(batch)
-            for text in records:
+                texts = csv_records(batch)
+            for text in texts:
                 yield self._counted(text, len(text))
         self._require_all()
 
@@ -192,27 +197,17 @@ def columns_of(origin: str, schema: Any) -> dict[str, str]:
     return dict(zip(names, (_type(field.type) for field in schema), strict=True))
 
 
-def whole(columns: Sequence[Any], added: Sequence[Any]) -> Any:
-    """PURE: the columns and, behind them, those that have one value in each row, as a batch."""
-    import pyarrow
-
-    behind = [pyarrow.repeat(pyarrow.scalar(value), len(columns[0])) for value in added]
-    return pyarrow.RecordBatch.from_arrays([*columns, *behind], list(map(str, range(len(columns) + len(added)))))
-
-
-def copied(
-    batches: Iterable[Any], size: int, stored: Sequence[str], texts: Callable[[Any, int], list[tuple[int, Text]]]
-) -> Iterator[Batch]:
+def copied(batches: Iterable[Any], size: int, stored: Sequence[str], block: Callable[[Any], Block]) -> Iterator[Batch]:
     """The rows of batches for COPY into columns of these types, up to `size` and some MB at once."""
     from dataloader.pipelines.binary_copy import encoded, gathered
 
     for batch in gathered(batches, size, _BATCH_ROWS, _BATCH_BYTES):
-        yield Batch(batch.num_rows, batch.nbytes, encoded(batch, stored) if stored else None, partial(texts, batch))
+        yield Batch(batch.num_rows, batch.nbytes, encoded(batch, stored) if stored else None, partial(block, batch))
 
 
-def texts(batch: Any, number: int) -> list[tuple[int, Text]]:
+def block_of(batch: Any) -> Block:
     """PURE: the rows of a batch as CSV; raises pyarrow's errors."""
-    return [(number, Block("\n".join([*csv_records(batch), ""]), batch.num_rows, has_lines=False))]
+    return Block("\n".join([*csv_records(batch), ""]), batch.num_rows, has_lines=False)
 
 
 def csv_records(batch: Any) -> list[str]:

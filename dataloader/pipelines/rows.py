@@ -210,7 +210,7 @@ class Frames(Source):
 
     def items(self, begin: Place, size: int) -> Iterator[tuple[int, Item]]:
         # Not in a thread: a pipeline's own generator may make the batches.
-        return map(self._counted_batch, parquet.copied(self.batches, size, self.stored, parquet.texts))
+        return map(self._counted_batch, parquet.copied(self.batches, size, self.stored, parquet.block_of))
 
 
 # --- the rows of files ---
@@ -250,9 +250,6 @@ class TypedFile(FileSource):
     columns: dict[str, str]
     plain: Writer
     as_json: Writer
-    # How Arrow may read each column of the table: its place here, and the pattern of its texts or "".
-    by_arrow: Sequence[tuple[int, str]] = ()
-    added: Sequence[Any] = ()  # the values of further columns, the same in each row
 
     def fit(self, types: Mapping[str, str]) -> None:
         for name, kind in types.items():
@@ -268,13 +265,10 @@ class TypedFile(FileSource):
         raise NotImplementedError
 
     def records(self, begin: Place) -> Iterator[tuple[int, str | Rejected]]:
-        names = list(self.columns)  # before the rows, for a sample may be read for them
-        return self._records(names, self.rows(begin))
+        return self._records(self.rows(begin))
 
-    def _records(
-        self, names: list[str], rows: Iterator[tuple[int, Row | Rejected]]
-    ) -> Iterator[tuple[int, str | Rejected]]:
-        known = self.columns.keys()
+    def _records(self, rows: Iterator[tuple[int, Row | Rejected]]) -> Iterator[tuple[int, str | Rejected]]:
+        names, known = list(self.columns), self.columns.keys()
         fields = [self.as_json if kind in _JSON else self.plain for kind in self.columns.values()]
         for number, row in rows:
             if isinstance(row, Rejected):

@@ -100,13 +100,12 @@ def test_a_run_goes_on_from_the_middle_of_a_chunk(tmp_path: Path) -> None:
     assert (place.line, place.records, rest[0], len(rest)) == (201, 200, '200,"ё ""200"""', 300)
 
 
-@pytest.mark.parametrize("add", [{}, {"n": "line"}, {"f": "file"}, {"n": "line", "m": "line", "f": "file"}])
 @pytest.mark.parametrize("seed", range(6))
 def test_the_table_is_that_of_single_records(
-    seed: int, add: dict[str, str], job: Load, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int, job: Load, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def outcome(table: str) -> Any:
-        args = {"path": "f.csv", "table": table, "mode": "append", "max_errors": 50, "header": True, "add": add}
+        args = {"path": "f.csv", "table": table, "mode": "append", "max_errors": 50, "header": True}
         result = job("load.files", args)
         error = (result.error or "").replace(table, "t")
         table_rows = rows(f"SELECT * FROM {table}") if rows(f"SELECT to_regclass('{table}')") != [(None,)] else None

@@ -113,8 +113,8 @@ finished_at IS NOT NULL AND status = 'failed';
 finished_at IS NOT NULL AND status = 'lost';
 
 -- name: of_finished
--- Served by ix_dl_jobs_finished.
-finished_at IS NOT NULL;
+-- Served by ix_dl_jobs_finished. Tables of before may have running jobs with the time of an end.
+finished_at IS NOT NULL AND status NOT IN ('queued', 'running');
 
 -- name: of_near
 -- The jobs that an id in the search may mean. Served by the jobs' key.

@@ -55,6 +55,7 @@ ANEW = -1  # what aggregate returns when the journal's sequence has been set bac
 LONG_STEP_SEC = 300  # steps from which on throughput is read from dl_pace_long instead of dl_pace
 BRIEFLY_SEC = 0.5, 0.1  # for a statement and for a lock: keeper and reaper have one session for this and for leases
 MESSAGES = {"of_each": 100, "most": 10_000}  # newest messages checked for delivery, per webhook and in all
+UNSORTED = 500  # dead jobs that a list sorts, of all queues
 FOUND = 20_000  # jobs that a search by id or arguments may read by an index for a page
 _SQL = db.statements("stats.sql", "live", "of_settings", "keys_of", "deliveries")
 _SEARCH = db.statements("search.sql")
@@ -484,8 +485,10 @@ def searched(conn: Conn, wanted: Wanted, sources: list[str]) -> tuple[list[str],
     def are_few(source: str, **named: Any) -> bool:
         db.by_index(conn, bitmaps=source == "of_args", sorts=False)
         statement = _SEARCH["are_few"].replace("{source}", _SEARCH[source])
-        return bool(db.rows(conn, statement, named | {"most": FOUND}, prepare=False)[0]["are_few"])
+        return bool(db.rows(conn, statement, {"most": FOUND} | named, prepare=False)[0]["are_few"])
 
+    if sources and sources[0] in ("of_failed", "of_lost") and are_few("of_dead", most=UNSORTED):
+        sources = ["of_dead"]  # in order the two read all finished jobs
     if asked.args and has_args_index(conn) and are_few("of_args", args=list(asked.args)):
         sources = ["of_args"]
     near = {"near_from": asked.near and asked.near.first, "near_to": asked.near and asked.near.last}

@@ -149,7 +149,7 @@ BEGIN
     -- Until something has started: take keys, start their first jobs; else look again with care; make way by setting
     -- aside, parking, putting off; look once more; go on behind the rows looked at; in the end try the queue's head.
     FOR pass IN 0 .. 2147483646 LOOP
-      IF pass > 0 AND clock_timestamp() > now() + interval '1 s' THEN
+      IF pass > tier AND clock_timestamp() > now() + interval '1 s' THEN  -- a round for each tier it has in any case
         look_again := true;
         EXIT;
       END IF;

@@ -225,7 +225,7 @@ class Keeper:
         return State.DEAD not in left or now() > self._leave_at
 
     def _is_orphaned(self) -> bool:
-        # Not by the pipe's end: the supervisor's death also sends SIGTERM, which may come first and orders nothing.
+        # Not by SIGTERM, which the supervisor's death sends: the signal may come first, and orders nothing.
         return os.getppid() != self._supervisor
 
     def _drain_orphans(self) -> None:

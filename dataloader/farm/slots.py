@@ -184,8 +184,8 @@ class Slot(ctypes.Structure):
         size = len(job_ids)
         self.generation += 1
         self.place = self.count = 0
+        self.attempts[:size] = attempts  # raises ValueError for more than JOBS_MOST
         ctypes.memmove(self.jobs, b"".join([job_id.bytes for job_id in job_ids]), 16 * size)
-        self.attempts[:size] = attempts
         self.claimed = size
         self.generation += 1
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dataloader import DISTRIBUTION
+from dataloader import version
 from dataloader.cli import base
 from dataloader.exits import EXIT_CANNOT_START, EXIT_FAILED
 
@@ -78,12 +78,25 @@ class _Main(base.Group):
             base.write_commands(ctx, formatter, self, title, names)
 
 
+def _print_version(context: click.Context, option: click.Parameter, is_wanted: bool) -> None:
+    if is_wanted and not context.resilient_parsing:
+        click.echo(f"dataloader, version {version()}")  # click's own option raises where nothing is installed
+        context.exit()
+
+
 @click.group(
     cls=_Main,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     examples=["dataloader up", "dataloader trigger noop --wait", "dataloader top"],
 )
-@click.version_option(package_name=DISTRIBUTION, prog_name="dataloader")
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
 def main() -> None:
     """A job farm for long, CPU-heavy ETL work on PostgreSQL."""
 

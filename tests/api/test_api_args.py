@@ -204,7 +204,10 @@ def test_the_form_is_told_of_its_faults(client: FlaskClient, conn: db.Connection
     answer = client.post("/trigger", data=form | wrong, headers=PAGE)
     problem = refused(answer, 400, "invalid-input", "/args/limit")
     assert {fault["pointer"] for fault in problem["errors"]} == {"/args/day", "/args/limit"}
-    refused(client.post("/trigger", data=form | {"priority": "x"}, headers=PAGE), 400, "invalid-input", "/priority")
+    for priority in ("x", "0" * 22 + "7"):
+        refused(
+            client.post("/trigger", data=form | {"priority": priority}, headers=PAGE), 400, "invalid-input", "/priority"
+        )
     for queue in ("a\0b", "a" * 1_000):
         refused(client.post("/trigger", data=form | {"queue": queue}, headers=PAGE), 400, "invalid-input", "/queue")
     free = form | {"task": "free", "args.": "{"}

@@ -272,6 +272,10 @@ def test_the_page_of_a_stuck_run_says_so_and_offers_force_first(client: FlaskCli
     assert 'href="/workers">Go to the workers' in client.get("/").text
 
 
+def test_an_address_without_a_tasks_name_is_no_page(client: FlaskClient) -> None:
+    assert client.get("/tasks/").status_code == 404
+
+
 def test_an_address_that_nothing_has_is_a_page_for_a_browser(client: FlaskClient) -> None:
     for path in ("/nope", "/schedules/nope"):
         answer = client.get(path, headers={"Accept": "text/html,*/*;q=0.8"})

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -596,3 +597,12 @@ def test_a_wrong_time_is_refused_by_the_name_of_its_option(service: Service) -> 
     done = CliRunner().invoke(main, ["jobs", "--since", "yesterday"])
     assert done.exit_code == 2
     assert "Invalid value for --since: 'yesterday' should be 15min" in done.stderr
+
+
+def test_a_checkout_that_was_never_installed_has_an_unknown_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", missing)
+    ran = CliRunner().invoke(main, ["--version"])
+    assert (ran.exit_code, ran.output) == (0, "dataloader, version unknown\n")

@@ -608,7 +608,8 @@ def tasks() -> Response:
 @blueprint.get("/tasks/<anything:task>")
 def task(task: str) -> Response:
     """One task: its figures, charts, queues and last jobs."""
-    task = named_queue(task)
+    if not (task := named_queue(task)):
+        raise Problem(404, "The address names no task.")
     found = runs_of(runs.task_runs, task)
     page = lately(stats.jobs, stats.Wanted(task=task), LATEST)
     return show("task.html", name=task, jobs=page.jobs, is_cut=page.next is not None, **found)

@@ -31,7 +31,7 @@ class State(IntEnum):
 
     FREE = 0
     STARTING = 1
-    RESTING = 2  # ready, but does not claim before it may
+    RESTING = 2  # ready; claims once the supervisor has set may_work
     AWAKE = 3  # claims or writes ends
     IDLE = 4  # waits for a notification
     BUSY = 5  # runs the job that the slot shows

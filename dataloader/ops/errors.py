@@ -67,7 +67,7 @@ class Unknown(Exception):
 
 
 def known(found: T | None, noun: str) -> T:
-    """What was found; raises Unknown where that is None."""
+    """Return `found`; raises Unknown where it is None."""
     if found is None:
         raise Unknown(noun)
     return found

@@ -42,7 +42,7 @@ from dataloader.queue.reports import bulk, predictions, stats, tallies
 from dataloader.queue.reports.search import LENGTH, WrongSearch
 
 NAMED_MOST = 1_000  # jobs that one request names
-# What becomes of a job by each order.
+# Each order with the words for the jobs that it has changed.
 ORDERED = {
     "requeue": "queued again",
     "start-over": "queued again, from the start",

@@ -206,7 +206,7 @@ def _shown(row: str, fields: Iterable[Field]) -> str:
 
 
 def _cut(field: Field) -> str:
-    """What an adopted text becomes that is too long; a hash at its end keeps different keys different."""
+    """The assignment that cuts an adopted text that is too long. A hash at the end keeps different keys different."""
     name, short = field.name, f"left({field.name}, {(field.most or 0) - 38}) || '…' || md5({field.name})"
     return f"{name} = CASE WHEN octet_length({name}) > {field.octets} THEN {short} ELSE {name} END"
 

@@ -35,9 +35,9 @@
 --    without                      tasks whose jobs the claim passes over, for the host has no room for them
 --                                 One parameter for all: each costs some 2,000 instructions, also for a job alone
 --
--- Returns a row for each claimed job in the order in which they run, then one without a job. That last row's `said` is the text of a JSON
--- object of the following, without nulls. Most often `said` is null. One column for all: the server spends some 4,500
--- instructions on each column, also for a job alone.
+-- Returns a row for each claimed job in the order in which they run, then one without a job. That last row's `said` is the
+-- text of a JSON object of the following, without nulls. Most often `said` is null. One column for all: the server spends
+-- some 4,500 instructions on each column, also for a job alone.
 -- unfinished, canceled, locked   as dl_finish
 -- backoffs                       how many keys were put off
 -- look_again                     there is more to look at: where nothing was claimed, call again at once

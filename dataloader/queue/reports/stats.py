@@ -500,7 +500,7 @@ def searched(conn: Conn, wanted: Wanted, sources: list[str]) -> tuple[list[str],
 def _by_key(conn: Conn, wanted: Wanted, limit: int, after: str | None) -> tuple[list[Row], str | None]:
     key, after_id = _cursor(after, str) or ("", _FIRST_ID)
     asked = filters(wanted) | bounds(wanted) | {"before": _LAST_ID, "scan": SORTED + 1}
-    parts = " UNION ALL ".join(f"({_source(each)} LIMIT %(scan)s)" for each in _sources(wanted))
+    parts = _all(lambda each: f"{_source(each)} LIMIT %(scan)s", _sources(wanted))
     count, page = (spliced(_SQL[name].replace("{sources}", parts)) for name in ("in_time", "by_key"))
     with conn.transaction():
         db.by_index(conn)

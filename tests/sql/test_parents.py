@@ -338,9 +338,17 @@ def test_the_children_of_a_parent_are_let_go_in_bounded_steps_that_cost_the_same
     steps = []
     while left := waiting(conn):
         steps.append((left, buffers(conn, "SELECT dl_resolve(%s::uuid[])", [root])))
-    assert [before for before, _ in steps] == list(range(5_000, 0, -500))
+    assert [before for before, _ in steps] == list(range(5_000, 0, -100))
     # After an ANALYZE by autovacuum another plan reads twice as much; a cost by the children would grow tenfold.
     assert max(cost for _, cost in steps) < 3 * steps[0][1]
+
+
+def test_a_step_reads_few_links_of_a_parent_with_many_children(conn: Conn) -> None:
+    root = fan(conn, 5_000, "canceled")
+    read = "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relid = 'dl_parents'::regclass"
+    with conn.transaction():
+        conn.execute("SELECT dl_resolve(%s::uuid[])", ([root],))
+        assert value(conn, read) < 2_000
 
 
 def test_a_step_does_not_look_at_each_child_as_a_parent(conn: Conn) -> None:
@@ -351,11 +359,11 @@ def test_a_step_does_not_look_at_each_child_as_a_parent(conn: Conn) -> None:
         conn.execute("TRUNCATE dl_jobs, dl_job_events, dl_parents, dl_waiting, dl_freed")
         root = fan(conn, 1_000, status)
         assert buffers(conn, statement, [root] if statement == resolve else UUID(int=0)) < 1.3 * plain
-        assert waiting(conn) == 500
+        assert waiting(conn) == 900
 
 
 def test_a_claim_that_starts_a_job_leaves_the_children_to_one_that_starts_none(conn: Conn, workers: Workers) -> None:
-    """And an idle one comes back for the next 500; but where none comes for a second, any claim frees some."""
+    """And an idle one comes back for the next 100; but where none comes for a second, any claim frees some."""
     busy, idle = workers(), workers()
     root = fan(conn, 1_700, "succeeded", queue="nobody")
     for _ in range(3):
@@ -365,19 +373,19 @@ def test_a_claim_that_starts_a_job_leaves_the_children_to_one_that_starts_none(c
     assert lifecycle.long_step(busy.session, ["q"], 1, 1, None).jobs
     assert waiting(conn) == 1_700
     found = idle.claim("other")
-    assert (found.job, waiting(conn)) == (None, 1_200)
+    assert (found.job, waiting(conn)) == (None, 1_600)
     assert found.due_in is not None
-    assert found.due_in <= 0.05
+    assert found.due_in <= 0.01
     freed(conn, "-1 h")
-    assert (idle.claim("other").due_in, waiting(conn)) == (1, 1_200)
+    assert (idle.claim("other").due_in, waiting(conn)) == (1, 1_600)
     freed(conn, "0.9 s")
     lifecycle.step(idle.session, ["other"], 1, 0, None)
-    assert waiting(conn) == 1_200
+    assert waiting(conn) == 1_600
     freed(conn, "1.1 s")
     assert busy.take()
-    assert waiting(conn) == 700
+    assert waiting(conn) == 1_500
     age = value(conn, "SELECT extract(epoch FROM clock_timestamp() - since)::float8 FROM dl_freed")
-    assert age >= 0.65
+    assert age >= 0.69
 
 
 def test_an_end_with_many_children_wakes_idle_workers(conn: Conn, worker: Worker) -> None:

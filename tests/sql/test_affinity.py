@@ -94,6 +94,16 @@ def test_where_others_have_locked_what_most_want_any_job_will_do(conn: Conn, wor
         assert models(claim(worker, "a")) == "c"
 
 
+def test_a_claim_whose_second_is_over_still_looks_for_what_is_not_warm(conn: Conn, worker: Worker) -> None:
+    """Its first queue may have taken the second; what is warm, what most want and any job have a round each."""
+    locked = jobs(conn, "bb")
+    jobs(conn, "c")
+    with conn.transaction(), worker.conn.transaction():
+        conn.execute("SELECT FROM dl_jobs WHERE job_id = ANY (%s) FOR UPDATE", (locked,))
+        worker.conn.execute("SELECT pg_sleep(1.01)")  # the second begins with the claim's transaction
+        assert models(claim(worker, "a", most=5)) == "c"
+
+
 def test_a_claim_says_up_to_where_it_has_passed_jobs_over(conn: Conn, worker: Worker) -> None:
     _, taken = jobs(conn, "ba")
     reached = claim(worker, "a").reached

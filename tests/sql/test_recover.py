@@ -1,9 +1,14 @@
 """The keeper, the reaper and a starting farm give back what dead workers had, each job once, after its session."""
 
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 from uuid import UUID
 
 import pytest
+import structlog
 from hands import (
+    DONE,
     Conn,
     Worker,
     Workers,
@@ -15,14 +20,23 @@ from hands import (
     locked,
     plain,
     row,
+    started,
     state,
     step,
+    until,
     value,
 )
 
-from dataloader.queue import lifecycle
+from dataloader.config import WorkerSpec
+from dataloader.farm import worker as farm
+from dataloader.farm.batch import Batch
+from dataloader.farm.common_log import FarmOutage, Note
+from dataloader.farm.session import Session
+from dataloader.queue import db, lifecycle
 from dataloader.queue.job import Job
+from dataloader.queue.lifecycle import Ended
 
+LOG: Any = structlog.get_logger("worker")
 REASON = "worker killed by signal 9"
 
 
@@ -313,3 +327,38 @@ def test_the_holders_of_a_host(conn: Conn, dsn: str, host: str, found: bool) -> 
     worker.start_new(plain)
     assert lifecycle.holders(conn, host) == ([worker.name] if found else [])
     worker.conn.close()
+
+
+class Asked:
+    """A lock that shows whether a thread has asked for it, also while another one has it."""
+
+    def __init__(self, lock: Any) -> None:
+        self.lock = lock
+        self.is_asked = False
+
+    def __enter__(self) -> None:
+        self.is_asked = True
+        self.lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
+def test_an_end_that_comes_while_a_new_session_asks_for_others_is_written(dsn: str, conn: Conn, one: Worker) -> None:
+    """A run ends while the heartbeat replaces a lost session: its job must not run again."""
+    first, second = one.start_new(), one.start_new()
+    batch = Batch([WorkerSpec(queue="q", concurrency=1)], ("q",), 1.0, LOG)
+    session = Session(lambda: one.session, batch.resume, FarmOutage(Note(), LOG), "lost")
+    parts: Any = SimpleNamespace(session=session, batch=batch)
+    batch.running = (second,)
+    farm.Worker._add(parts, [Ended(first, DONE)])
+    with ThreadPoolExecutor(1) as pool, db.connect(dsn, name="other", schema="public") as other:
+        other.execute("BEGIN; LOCK TABLE dl_jobs IN ACCESS EXCLUSIVE MODE")
+        with started(lambda: session.call(batch.write), one.pid, conn):
+            session.turn = turn = Asked(session.turn)
+            added = pool.submit(farm.Worker._add, parts, [Ended(second, DONE)])
+            until(lambda: turn.is_asked or added.done(), "the run to end")
+            other.execute("COMMIT")
+        added.result()
+    session.call(batch.write)
+    assert [state(conn, job.job_id) for job in (first, second)] == [("succeeded", 1)] * 2

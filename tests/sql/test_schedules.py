@@ -1,6 +1,9 @@
 """Schedules in the database: which due times get jobs, by which reaper, and what people and code change."""
 
+import signal
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -137,6 +140,33 @@ def test_a_crowd_of_due_schedules_does_not_keep_the_reaper_from_leases_that_have
             == name
         )
         assert duty.due_at <= reaper.now() or name == "a"
+
+
+def test_a_crowd_of_due_schedules_leaves_the_other_duties_their_time(
+    own_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its duties the reaper makes jobs of schedules for 0.6 of its period, though all were to take longer."""
+    settings, clock = Settings(dl_db_dsn=own_db, dl_reaper_period_sec=10), [0.0]
+    signals, tick = SimpleNamespace(received=set()), schedules.tick
+
+    def slow(*given: Any, **named: Any) -> Iterator[plan.Made]:
+        for made in tick(*given, **named):
+            clock[0] += 0.25
+            yield made
+
+    def leave(duties: reaper.Reaper, _: float) -> None:
+        signals.received.add(signal.SIGTERM)
+        duties._session.call(lambda session: session.conn.close())
+
+    monkeypatch.setattr(schedules, "tick", slow)
+    monkeypatch.setattr(reaper, "now", lambda: clock[0])
+    monkeypatch.setattr(reaper.Reaper, "_pause", leave)
+    with db.connect(own_db, name="test", schema="public") as conn:
+        for number in range(50):
+            add(conn, f"s{number}")
+        reaper.Reaper(settings, own_db, signals, structlog.get_logger("reaper")).work()  # type: ignore[arg-type]
+        assert len(due(conn)) == 4 * clock[0]
+    assert 6 <= clock[0] < 10
 
 
 def test_a_backlog_above_one_transaction_comes_last_in_the_next_round(

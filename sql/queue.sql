@@ -255,11 +255,11 @@ SELECT kind <> 'picked' FROM dl_job_events
 
 -- name: keep
 -- running -> running: the keeper renews the leases of a silent worker, not once a lease is over: another job may have the
--- key.
+-- key. It waits for no locked row, because the other workers need it meanwhile.
 UPDATE dl_jobs j SET lease_expires_at = now() + make_interval(secs => lease_ttl_sec),
        heartbeat_at = coalesce(heartbeat_at, now())
   FROM unnest(%(job_ids)s::uuid[], %(attempts)s::int[]) AS run (job_id, attempt)
- WHERE j.job_id = ANY (ARRAY(SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR NO KEY UPDATE))
+ WHERE j.job_id = ANY (ARRAY(SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) FOR NO KEY UPDATE SKIP LOCKED))
    AND j.job_id = run.job_id AND j.attempt = run.attempt AND claimed_by = %(claimed_by)s AND status::text = 'running'
    AND lease_expires_at > now();
 

@@ -21,6 +21,7 @@ from hands import (
     keys_held,
     many,
     plain,
+    row,
     state,
     step,
     until,
@@ -197,18 +198,7 @@ def test_c5_two_changes_of_the_same_rows_are_no_deadlock(conn: Conn, dsn: str, w
         first.result(), second.result()
 
 
-def renew(worker: Worker, jobs: Sequence[Job]) -> None:
-    assert lifecycle.beat(worker.conn, jobs, None, False) is not None
-
-
-def keep(worker: Worker, jobs: Sequence[Job]) -> None:
-    assert lifecycle.keep(worker.conn, ids(jobs), [job.attempt for job in jobs], jobs[0].claimed_by)
-
-
-@pytest.mark.parametrize("lease", [renew, keep])
-def test_c5_a_cancellation_beside_a_deliverys_heartbeat_is_no_deadlock(
-    conn: Conn, dsn: str, workers: Workers, lease: Callable[[Worker, Sequence[Job]], None]
-) -> None:
+def test_c5_a_cancellation_beside_a_deliverys_heartbeat_is_no_deadlock(conn: Conn, dsn: str, workers: Workers) -> None:
     """The cancellation waits for its first row, then the heartbeat comes, whose jobs stand the other way round."""
     one, other = workers(), workers()
     low, high = UUID(int=1), UUID(int=2)
@@ -219,10 +209,23 @@ def test_c5_a_cancellation_beside_a_deliverys_heartbeat_is_no_deadlock(
     with locked(dsn, "job_id = %s", low) as stranger, ThreadPoolExecutor(2) as pool:
         canceling = pool.submit(cancel, other, [low, high])
         waiting_or_done(conn, other, canceling)
-        renewing = pool.submit(lease, one, jobs)
+        renewing = pool.submit(lifecycle.beat, one.conn, jobs, None, False)
         waiting_or_done(conn, one, renewing)
         stranger.rollback()
-        canceling.result(), renewing.result()
+        canceling.result()
+        assert renewing.result() is not None
+
+
+def test_the_keeper_renews_no_locked_row_and_waits_for_none(conn: Conn, dsn: str, worker: Worker) -> None:
+    """It serves all workers of its host, and a transaction may stay open for hours."""
+    jobs = [worker.start_new() for _ in range(2)]
+    attempts, before = [job.attempt for job in jobs], [row(conn, job_id)["lease_expires_at"] for job_id in ids(jobs)]
+    with locked(dsn, "job_id = %s", jobs[0].job_id):
+        conn.execute("SET lock_timeout = '50ms'")
+        assert not lifecycle.keep(conn, ids(jobs), attempts, worker.name)
+        conn.execute("RESET lock_timeout")
+    renewed = [row(conn, job_id)["lease_expires_at"] > at for job_id, at in zip(ids(jobs), before, strict=True)]
+    assert renewed == [False, True]
 
 
 def test_c5_a_cancellation_beside_a_faster_rate_is_no_deadlock(conn: Conn, dsn: str, workers: Workers) -> None:

@@ -73,7 +73,7 @@ class Keeper:
         begin = partial(Plain.open, dsn, "dl-keeper", schema, within, ANSWER_SEC, LOCK_SEC)
         outage = FarmOutage(shared.outage, self.log)
         self._session = Session(begin, self._resume, outage, "keeper.session.lost")
-        self._supervisor = os.getppid()
+        self._supervisor = shared.supervisor
         self._retry_at = 0.0
         self._asked: dict[str, float] = {}  # the cancelled jobs, and until when to search for their workers
         self._has_settled = False  # whether the jobs of this host's earlier, dead workers are settled
@@ -239,7 +239,8 @@ class Keeper:
             if why := kill_reason(slot):
                 slot.why = why
                 kill_group(slot.pid)
-            if process.started(slot.pid) is None:
+            # A newborn worker shows its pid soon; there is none where the supervisor has died before the fork.
+            if process.started(slot.pid) is None if slot.pid else why:
                 kill_group(slot.pid)  # the processes that its job has started
                 slot.exit_status = -signal.SIGKILL
                 slot.state = State.DEAD

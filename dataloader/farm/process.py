@@ -180,9 +180,13 @@ def adopt_orphans() -> None:
 
 
 def kill_group(pid: int) -> None:
-    """SIGKILL the process group of a child of `fork`: the child and the processes that its job has started."""
+    """SIGKILL the process group of a child of `fork`: the child and the processes that its job has started.
+
+    0: the pid is not known, and no process is killed; for killpg(2) it would be this process's own group.
+    """
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+        if pid:
+            os.killpg(pid, signal.SIGKILL)
 
 
 def outcome(code: int) -> str:

@@ -97,7 +97,7 @@ class Worker:
         slot.occupy(self.name, queues)
         self.log = structlog.get_logger("worker").bind(worker=self.name, queue=", ".join(queues))
         self._dsn = dsn
-        self._supervisor = os.getppid()
+        self._supervisor = shared.supervisor
         self.signals = process.Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self.drain)
         outage = FarmOutage(shared.outage, self.log)
         self.session = Session(self._open_session, self._resume, outage, "worker.session.lost")

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -15,6 +16,7 @@ from farming import Farm, LongJob, Program, on_all, until
 from judge import illegal
 from psycopg import sql
 
+from dataloader.farm.slots import State
 from dataloader.queue import lifecycle
 
 
@@ -150,6 +152,35 @@ def test_i4_workers_of_a_killed_supervisor_drain_and_the_keeper_leaves_last(farm
     assert [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
     assert farm.job(quick)["status"] == "succeeded"
     assert (farm.job(stuck)["status"], farm.job(stuck)["attempt"]) == ("queued", 0)
+
+
+KILLED_EARLY = """
+import os, sys, time
+from dataloader.config import Settings
+from dataloader.farm import keeper, process
+from dataloader.farm.slots import SharedSlots
+
+dsn, title = sys.argv[1:]
+settings = Settings(dl_db_dsn=dsn, dl_drain_sec=0.1, dl_kill_grace_sec=0.1)
+shared = SharedSlots(1)
+process.adopt_orphans()
+if os.fork() == 0:  # the supervisor
+    shared.supervisor = os.getpid()
+    shared.slots[0].take(0)
+    pid = process.fork(lambda: keeper.main(settings, dsn, shared))
+    while title not in open(f"/proc/{pid}/cmdline").read():
+        time.sleep(0.002)
+    os._exit(0)
+os.wait()
+print(os.waitstatus_to_exitcode(os.wait()[1]), shared.slots[0].state)
+"""
+
+
+@pytest.mark.parametrize("title", ["", "dataloader: keeper"], ids=["at the keeper's start", "later"])
+def test_i4_a_keeper_outlives_a_supervisor_that_was_killed_before_a_worker_had_its_pid(own_db: str, title: str) -> None:
+    """The slot is taken, then the supervisor forks. The keeper, which must not kill itself, frees the slot."""
+    done = subprocess.run([sys.executable, "-c", KILLED_EARLY, own_db, title], capture_output=True, text=True)
+    assert done.stdout == f"0 {State.FREE.value}\n", done.stderr
 
 
 def test_h4_orphans_of_a_database_that_does_not_come_back_leave_all_the_same(farm: Farm, own_db: str) -> None:

@@ -222,10 +222,10 @@ class Heartbeat(threading.Thread):
             try:
                 self._session.call(partial(self._write_or_sleep, lease), answer_within=max(1.0, self._interval))
             except Lost:
-                if lease.goes_on and now() > lease.slot.fence_at:
+                if now() > lease.slot.fence_at:
                     lease.give_up(End.HANDED_BACK, "the lease ran out while the database was away")
                 self._pause(self._session.pause_sec)
-            if lease.stop in (End.GONE, End.HANDED_BACK):
+            if lease.slot.fence_by:  # a run that leaves in a drain still needs its lease
                 self._wait_for_release(lease)
         lease.slot.show("works")
 

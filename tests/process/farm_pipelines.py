@@ -170,6 +170,17 @@ def tidies_up(args: dict[str, Any], context: Context) -> None:
         started(context).close()
 
 
+@register("leaves_slowly")
+def leaves_slowly(args: dict[str, Any]) -> Iterator[Progress]:
+    """Have safe points, and a `finally` of so many seconds."""
+    try:
+        while True:
+            time.sleep(0.01)
+            yield {"processed": 1}
+    finally:
+        time.sleep(args["sec"])
+
+
 @register("waits_for_a_child")
 def waits_for_a_child(args: dict[str, Any], context: Context) -> None:
     """Wait for a process that does not end; in a session of its own where `daemon`."""

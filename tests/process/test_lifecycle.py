@@ -32,6 +32,15 @@ def test_i8_what_does_not_finish_in_time_is_handed_back_uncounted(farm: Farm) ->
     assert payload["worker"] == farm.journal(job)[1][1]["worker"]
 
 
+def test_i8_a_run_that_needs_longer_than_its_lease_to_leave_in_a_drain_keeps_it(farm: Farm) -> None:
+    program = farm.ready(workers=1, dl_drain_sec=0.1, dl_kill_grace_sec=20)
+    job = farm.enqueue("leaves_slowly", args={"sec": 4}, lease_ttl_sec=2)
+    farm.begun(job)
+    assert program.stop() == 0
+    assert (farm.job(job)["status"], farm.job(job)["attempt"]) == ("queued", 0)
+    assert not program.events("worker.fenced")
+
+
 def test_i2_a_job_without_safe_points_is_ended_and_handed_back(farm: Farm) -> None:
     """The supervisor kills, the keeper sees the session gone and hands back."""
     program = farm.ready(workers=1, dl_drain_sec=0.5, dl_kill_grace_sec=0.5)

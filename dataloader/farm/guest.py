@@ -25,7 +25,7 @@ from typing import Any
 
 from setproctitle import setproctitle
 
-from dataloader.farm.process import descendants, now, strays
+from dataloader.farm.process import descendants, kill, now, strays
 
 SETTLE_SEC = 0.05  # a thread or a child that ends just now may take so long
 CHILDREN_SEC = 2.0  # from SIGKILL to a run's children until the worker leaves to get rid of them
@@ -124,8 +124,7 @@ class Inspection:
             until = now() + CHILDREN_SEC
             while (pids := strays(self._children, warm)) and now() < until:
                 for pid in pids:
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+                    kill(pid)
                 time.sleep(0.001)
         if may_open:
             left, more = [name for name in left if name == "children"], []

@@ -179,6 +179,12 @@ def adopt_orphans() -> None:
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def kill(pid: int) -> None:
+    """SIGKILL a child, unless another user has it by now: a job may call sudo."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
 def kill_group(pid: int) -> None:
     """SIGKILL the process group of a child of `fork`: the child and the processes that its job has started.
 

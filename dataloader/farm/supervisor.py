@@ -200,7 +200,7 @@ class Supervisor:
         """Kill our unknown children; theirs become ours when they end, so this happens again at each burial."""
         orphans = set(process.children(os.getpid())) - self._workers.keys() - {self._keeper}
         for orphan in orphans:
-            os.kill(orphan, signal.SIGKILL)
+            process.kill(orphan)
         self._orphans |= orphans
 
     def _start_failed(self, role: str, backoff: Backoff, exit_status: int, calling: str = "") -> None:

@@ -1,7 +1,10 @@
 """A run is a guest in its worker: children are plain, changed workers are replaced; prepared resources stay warm."""
 
 import importlib.util
+import os
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -106,6 +109,27 @@ def test_no_run_of_a_claim_works_in_what_another_has_changed(farm: Farm) -> None
         assert farm.wait(job, "succeeded")["attempt"] == 1, farm.journal(job)
     assert len({(told["folder"], told["variables"]) for told in map(farm.result, after)}) == 1
     assert len(program.logged("worker.changed", len(CHANGES))) == len(CHANGES)
+
+
+OF_ANOTHER_USER = """
+import os, subprocess, sys
+from dataloader.config import Settings
+from dataloader.farm import guest, supervisor
+
+inspection, of_farm = guest.Inspection(), supervisor.Supervisor(None, Settings(), None, None)
+inspection.begin()
+child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+os.setresuid(65534, 65534, 65534)
+print(*inspection.changed("task", (), may_open=True))
+of_farm._kill_orphans()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes users")
+def test_a_child_that_sudo_has_given_to_another_user_costs_no_end_of_a_run() -> None:
+    """Its worker leaves, and the supervisor goes on."""
+    done = subprocess.run([sys.executable, "-c", OF_ANOTHER_USER], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("children\n", "")
 
 
 def test_an_alarm_that_a_run_leaves_does_not_hurt_the_next(farm: Farm) -> None:

@@ -122,7 +122,7 @@ def notify_ready() -> None:
 
 
 def fork(main: Callable[[], int]) -> int:
-    """Fork a child that runs `main` and exits with what it returns; the child's pid.
+    """Fork a child that runs `main` and exits with what it returns; the child's pid. Raises OSError without room.
 
     The child blocks termination signals until `unblock_signals`, has its own process group, and gets SIGTERM when its
     parent dies.
@@ -130,12 +130,14 @@ def fork(main: Callable[[], int]) -> int:
     parent = os.getpid()
     blocked = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTTIN, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
-    pid = os.fork()
-    if pid == 0:
-        os.setsid()
-        follow_parent(parent, signal.SIGTERM)
-        _become(main)
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            follow_parent(parent, signal.SIGTERM)
+            _become(main)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return pid
 
 

@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 from setproctitle import setproctitle
@@ -260,13 +261,14 @@ class Supervisor:
         """
         if self._keeper is None and self._keeper_stop_at is None and now() >= self._keeper_backoff.not_before:
             self._keeper_started = now()
-            self._keeper = self._fork(lambda: self._keeper_main(self.settings, self._shared))
+            main = partial(self._keeper_main, self.settings, self._shared)
+            self._keeper = self._fork("keeper", self._keeper_backoff, main)
         if self._draining:
             return
         running = Counter(child.queues for child in self._workers.values())
         for queues, wanted in self._wanted().items():
-            if now() >= self._backoffs[queues].not_before:
-                for _ in range(wanted - running[queues]):
+            for _ in range(wanted - running[queues]):
+                if now() >= self._backoffs[queues].not_before:
                     self._start_worker(queues)
 
     def _wanted(self) -> Counter[Queues]:
@@ -288,15 +290,26 @@ class Supervisor:
             faulthandler.register(signal.SIGTTIN, stacks, all_threads=True)
             return self._worker_main(self.settings, queues, self._shared, slot)
 
-        pid = self._fork(main)
-        self._workers[pid] = Child(pid, slot, queues, now())
+        pid = self._fork("worker", self._backoffs[queues], main)
+        if pid is None:
+            os.close(stacks)
+            slot.state = State.FREE
+        else:
+            self._workers[pid] = Child(pid, slot, queues, now())
 
-    def _fork(self, main: Callable[[], int]) -> int:
+    def _fork(self, role: str, backoff: Backoff, main: Callable[[], int]) -> int | None:
+        """The child's pid; None: the host has no room for another process now, and the other children go on."""
+
         def child() -> int:
             self.signals.forget()
             return main()
 
-        return process.fork(child)
+        try:
+            return process.fork(child)
+        except OSError as e:
+            pause_sec = backoff.failed(by_itself=True)
+            self._log.error("supervisor.start.failed", what=role, pause_sec=pause_sec, error=str(e))
+            return None
 
     def _reload(self) -> None:
         """Take new settings; older workers leave one by one after their runs, each for a successor that is ready."""

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from uuid import UUID, uuid4
 
 import psutil
@@ -217,6 +218,37 @@ def test_a_dead_keeper_is_replaced_and_settles_what_it_finds(farm: Farm) -> None
     program.children("dataloader: keeper")[0].kill()
     job = farm.enqueue("kills_itself", max_attempts=2, args={"times": 1})
     assert farm.wait(job, "succeeded")["attempt"] == 2
+    assert program.stop() == 0
+
+
+NO_FORK = """
+import os
+fork, no_room = os.fork, {name!r}
+
+def fork_if_there_is_room():
+    if os.path.exists(no_room):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    return fork()
+
+os.fork = fork_if_there_is_room
+"""
+
+
+@pytest.mark.parametrize("title", ["dataloader: worker", "dataloader: keeper"])
+def test_a_supervisor_that_cannot_fork_keeps_its_workers_and_tries_again(farm: Farm, title: str) -> None:
+    """The host, or the limit of its container, has no room for another process."""
+    no_room = farm.folder / "no_room"
+    (farm.folder / "no_fork.py").write_text(NO_FORK.format(name=str(no_room)))
+    path = f"{Path(__file__).parent}:{farm.folder}"
+    program = farm.ready(workers=2, dl_preload="no_fork", pythonpath=path)
+    job = LongJob(farm)
+    no_room.touch()
+    ((busy,),) = farm.rows("SELECT split_part(claimed_by, ':', 2)::int FROM dl_jobs")
+    next(child for child in program.children(title) if child.pid != busy).kill()
+    program.logged("supervisor.start.failed")
+    no_room.unlink()
+    until(lambda: len(program.children()) == 3, "another child")
+    job.ends_well()
     assert program.stop() == 0
 
 

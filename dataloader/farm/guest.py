@@ -10,6 +10,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # the functions of `signal` make enums, at fifty times the cost
 import decimal
 import faulthandler
+import gc
 import locale
 import os
 import resource
@@ -102,6 +103,8 @@ class Inspection:
         self._is_as_before = is_same and _lowest_free(self._tasks) == self._lowest
         if self._is_as_before:
             return ()
+        if _links(self._tasks) > self._threads:
+            faulthandler.cancel_dump_traceback_later()  # its thread, left by the run, could end the next one
         changed, added = [], []
         if facts != before:
             earlier, environment = before["environment"], facts["environment"]
@@ -177,6 +180,7 @@ def _facts(umask: int) -> dict[str, Any]:
         "limits": tuple(map(resource.getrlimit, _LIMITS)),
         "priority": os.nice(0),
         "socket timeout": socket.getdefaulttimeout(),
+        "garbage collection": gc.isenabled(),
         "recursion limit": sys.getrecursionlimit(),
     }
 

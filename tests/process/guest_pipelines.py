@@ -1,6 +1,8 @@
 """Pipelines that treat their worker as guests do: they fork, leave things changed, and use pools."""
 
 import decimal
+import faulthandler
+import gc
 import locale
 import logging
 import multiprocessing
@@ -253,6 +255,7 @@ CHANGES: dict[str, tuple[str, Callable[[], object]]] = {  # by name: the fact th
     "limit": ("limits", _lower_limit),
     "priority": ("priority", lambda: os.nice(1)),
     "socket timeout": ("socket timeout", lambda: socket.setdefaulttimeout(0.001)),
+    "disabled collector": ("garbage collection", gc.disable),
     "recursion limit": ("recursion limit", lambda: sys.setrecursionlimit(500)),
     "thread": ("threads", _leave_thread),
     "child": ("children", lambda: kept.append(subprocess.Popen(["/bin/sleep", "600"]))),
@@ -291,6 +294,16 @@ def adds_each_time(args: dict[str, Any]) -> int:
     else:
         os.environ[f"VARIABLE_{time.monotonic_ns()}"] = "1"
     return os.getpid()
+
+
+@register("leaves_an_alarm")
+def leaves_an_alarm(args: dict[str, Any]) -> None:
+    _alarm()
+
+
+@register("leaves_a_watchdog")
+def leaves_a_watchdog(args: dict[str, Any]) -> None:
+    faulthandler.dump_traceback_later(1, exit=True)
 
 
 @register("outlasts_an_alarm")

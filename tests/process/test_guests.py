@@ -132,9 +132,10 @@ def test_a_child_that_sudo_has_given_to_another_user_costs_no_end_of_a_run() -> 
     assert (done.stdout, done.stderr) == ("children\n", "")
 
 
-def test_an_alarm_that_a_run_leaves_does_not_hurt_the_next(farm: Farm) -> None:
+@pytest.mark.parametrize("task", ["leaves_an_alarm", "leaves_a_watchdog"])
+def test_what_a_run_leaves_to_end_its_process_does_not_hurt_the_next(farm: Farm, task: str) -> None:
     ready(farm)
-    alarmed = farm.enqueue("changes", args={"what": "alarm"})
+    alarmed = farm.enqueue(task)
     after = farm.enqueue("outlasts_an_alarm", max_attempts=1)
     assert farm.wait(alarmed, "succeeded")["attempt"] == 1
     assert farm.wait(after, "succeeded", "lost")["status"] == "succeeded"

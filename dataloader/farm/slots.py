@@ -129,6 +129,7 @@ class Slot(ctypes.Structure):
     exit_status: _Int
     identity: _Text  # what the worker writes to claimed_by
     calling: _Text  # the user's code that the worker is calling at its start: "import of my_pipelines"; empty: none
+    called_at: _Seconds  # when that call began; written before `calling`
     backend: _Text  # the pid and the start of the session's backend in PostgreSQL
     warm_json: Annotated[bytes, ctypes.c_char * WARM_MOST]  # the affinity keys of the worker's resources
     jobs: Annotated[Any, (ctypes.c_char * 16) * JOBS_MOST]  # the ids of the worker's last claim, in its order
@@ -423,6 +424,8 @@ def deadlines(slot: Slot) -> list[Deadline]:
     """The deadlines of the slot's process, and of its run while there is one."""
     grace_sec = slot.grace_sec
     ends = [Deadline(slot.drain_by - grace_sec, slot.drain_by, Reason.DRAIN)] if slot.drain_by else []
+    if slot.calling and slot.silence_sec:
+        ends.append(Deadline(math.inf, slot.called_at + slot.silence_sec, Reason.STALLED))
     if slot.state != State.BUSY:
         return ends
     ends.append(Deadline(slot.fence_at, slot.ends_by, Reason.FENCED))

@@ -178,6 +178,7 @@ class Worker:
 
         An error is logged with the user's frames, once for the farm, and again as a debug line; raises CannotStart.
         """
+        self.slot.called_at = now()
         self.slot.calling = name.encode()[:199]
         try:
             with own_process():

@@ -32,6 +32,16 @@ def versioned(args):
 """
 
 
+HANGS_ONCE = """
+import pathlib
+import time
+begun = pathlib.Path(__file__).with_name("begun")
+if not begun.exists():
+    begun.touch()
+    time.sleep(3600)
+"""
+
+
 def wish(**queues: int) -> str:
     return json.dumps([{"queue": queue, "concurrency": number} for queue, number in queues.items()])
 
@@ -203,6 +213,15 @@ def test_hup_with_broken_code_leaves_the_workers_of_before(farm: Farm, tmp_path:
     until(lambda: len(now := {worker.pid for worker in program.workers()}) == workers and not now & before)
     assert version(farm) == 2
     assert program.stop() == 0
+
+
+def test_a_worker_whose_import_hangs_is_killed_and_replaced(farm: Farm, tmp_path: Path) -> None:
+    program, code = reloadable(farm, tmp_path, 1, dl_stall_sec=4)
+    code.write(f"{HANGS_ONCE}\n{VERSIONED.format(version=2, importing=0)}")
+    program.workers()[0].kill()
+    assert version(farm) == 2
+    assert [line["why"] for line in program.events("supervisor.worker.killed")] == ["stalled"]
+    assert program.events("supervisor.start.failed")[-1]["calling"] == "import of mine"
 
 
 def test_hup_with_other_queues_starts_the_new_and_ends_the_old(farm: Farm) -> None:

@@ -1,13 +1,15 @@
 -- The questions of `dataloader check`; nothing is changed, and dataloader/check decides.
 
 -- name: schema_rights
--- May this role use and create in the schema, or make it? Who else may create there, and is this role a superuser?
+-- May this role use and create in the schema, or make it? Who else may create there, and is this role a superuser? Does it
+-- see its own sessions, which a login that becomes another role does not?
 SELECT n.oid IS NOT NULL AS found,
        coalesce(has_schema_privilege(n.oid, 'USAGE'), false) AS may_use,
        CASE WHEN n.oid IS NULL THEN has_database_privilege(current_database(), 'CREATE')
             ELSE has_schema_privilege(n.oid, 'CREATE') END AS may_create,
        coalesce(has_schema_privilege('public', n.oid, 'CREATE'), false) AS open_to_all,
-       (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) AS is_superuser
+       (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) AS is_superuser,
+       current_user AS role, (SELECT backend_start IS NOT NULL FROM pg_stat_get_activity(pg_backend_pid())) AS sees_itself
 FROM (SELECT) AS one LEFT JOIN pg_namespace n ON n.nspname = %(schema)s;
 
 -- name: table_rights

@@ -26,3 +26,10 @@ SELECT proname AS name, prosrc AS body, lanname AS language, prosecdef AS by_own
 SELECT FROM pg_proc
  WHERE proname = 'dl_log_days' AND pronamespace = quote_ident(current_schema())::regnamespace
    AND strpos(prosrc, 'home text := ' || quote_literal(current_schema())) > 0;
+
+-- name: hidden
+-- A table with row security and without a policy has no row for anybody but its owner, and no statement fails.
+SELECT relname AS name FROM pg_class c
+ WHERE relnamespace = quote_ident(current_schema())::regnamespace AND relname LIKE 'dl\_%%' AND NOT relispartition
+   AND relrowsecurity AND row_security_active(oid) AND NOT EXISTS (SELECT FROM pg_policy WHERE polrelid = c.oid)
+ ORDER BY relname;

@@ -201,6 +201,8 @@ def privileges(
         if table["lacking"]:
             lacking, name = ", ".join(table["lacking"]), table["name"]
             findings.append(error("privileges", f"this role has no {lacking} on {name}", f"GRANT {lacking} ON {name}"))
+    if not rights["sees_itself"]:
+        findings.append(error("privileges", probe.BLIND.format(rights["role"]), probe.SIGHT.format(rights["role"])))
     if names := ", ".join(function["name"] for function in functions if function["lacking"]):
         findings.append(error("privileges", f"this role may not call {names}", f"as the queue's owner: {ROLES}"))
     if roles := ", ".join(row["rolname"] for row in strangers):

@@ -79,6 +79,11 @@ def is_bound(conn: db.Connection) -> bool:
     return bool(_SQL.do(conn, "bound"))
 
 
+def hidden(conn: db.Connection) -> list[str]:
+    """The tables whose rows this role does not see, because somebody has enabled row security and made no policy."""
+    return [row["name"] for row in _SQL.rows(conn, "hidden")]
+
+
 def shipped(text: str) -> list[Function]:
     """PURE: the functions that a text of functions/ makes."""
     return [Function(**match.groupdict(), text=match[0] + ";") for match in _FUNCTION.finditer(text)]

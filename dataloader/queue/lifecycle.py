@@ -17,7 +17,8 @@ import structlog
 from psycopg.types.json import Jsonb
 
 from dataloader import log
-from dataloader.queue import db, logs
+from dataloader.config import ConfigError
+from dataloader.queue import db, logs, probe
 from dataloader.queue.db import Conn, Row, array
 from dataloader.queue.job import LEADS_TO, Checkpoint, Finish, Job, Status, Verb, clip, storable
 from dataloader.queue.run_log import RunLog
@@ -145,9 +146,15 @@ def _all(conn: Conn, name: str, **parameters: Any) -> list[Any]:
 
 
 def open_session(conn: db.Connection, worker: str) -> Session:
-    """Set what a worker's statements rely on, and learn what identifies this session for dl_end_session."""
+    """Set what a worker's statements rely on, and learn what identifies this session for dl_end_session.
+
+    Raises ConfigError where the role may not see that.
+    """
     conn.execute(PLANS)
-    ((start,),) = conn.execute("SELECT backend_start FROM pg_stat_get_activity(pg_backend_pid())").fetchall()
+    facts = "SELECT current_user, backend_start FROM pg_stat_get_activity(pg_backend_pid())"
+    ((role, start),) = conn.execute(facts).fetchall()
+    if start is None:
+        raise ConfigError(f"{probe.BLIND.format(role)}: {probe.SIGHT.format(role)}")
     return Session(conn, worker, conn.info.backend_pid, start)
 
 

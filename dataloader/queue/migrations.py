@@ -162,6 +162,7 @@ def check(conn: db.Connection) -> None:
         has_tables, _ = conn.execute(_ADOPT["tables"]).fetchone() or (False, False)
         fault = "the tables are not adopted yet" if has_tables else "the database has no dataloader schema"
         raise SchemaError(f"{fault}: run `dataloader migrate`")
+    _require_sight(conn)
     applied = _applied(conn)
     latest, checksum = expected()
     if max(applied) < latest:
@@ -183,6 +184,15 @@ def _require_utf8(conn: db.Connection) -> None:
     if encoding not in ("UTF8", None):  # None: a pooler does not pass it on
         made = "CREATE DATABASE name ENCODING 'UTF8' TEMPLATE template0"
         raise SchemaError(f"the database's encoding is {encoding}, and only UTF8 holds every text of a job: {made}")
+
+
+def _require_sight(conn: db.Connection) -> None:
+    """Raise SchemaError where row security makes the queue look empty to this role."""
+    if hidden := drift.hidden(conn):
+        table, *others = hidden
+        and_others = f" and {len(others)} other tables" if others else ""
+        remedy = f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY, or ALTER ROLE name BYPASSRLS"
+        raise SchemaError(f"row security hides the rows of {table}{and_others} from this role: {remedy}")
 
 
 def _read(number: int, name: str, text: str) -> Migration:

@@ -18,6 +18,8 @@ POOLED = "the connection leads through a pooler in transaction mode, which loses
 REFUSED = "a pooler refuses the API's sessions"
 ASTRAY = "a pooler drops our search_path, and the session is on another schema"
 GUIDED = "ALTER ROLE ... SET search_path = (the schema), or set DL_DB_DSN to PostgreSQL itself"
+BLIND = "the role {} may not see the sessions of this login"
+SIGHT = "GRANT pg_read_all_stats, pg_signal_backend TO {}, or log in as it"
 SHARED = "set pool_mode = transaction (or session) and ignore_startup_parameters = options in PgBouncer"
 DIRECT = "set DL_DB_DSN (or PG_HOST, PG_PORT) to PostgreSQL itself; only the API may use a pooler"
 

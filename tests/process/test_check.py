@@ -15,7 +15,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from dataloader import config
 from dataloader.cli.direct import Direct
 from dataloader.config import ConfigError
-from dataloader.queue import db, migrations, probe, set_aside
+from dataloader.queue import db, lifecycle, migrations, probe, set_aside
 from dataloader.queue.migrations import SchemaError
 from dataloader.queue.reports import alerts, predictions, stats
 
@@ -305,6 +305,19 @@ def test_a_role_with_just_what_it_needs(check: Check, own_db: str, role: str) ->
     assert "dataloader migrate --roles farm=NAME" in advice
 
 
+@pytest.mark.parametrize("table", ["dl_jobs", "dl_migrations"])
+def test_a_role_from_which_row_security_hides_the_rows(check: Check, own_db: str, role: str, table: str) -> None:
+    """Such a farm saw an empty queue; with a policy, somebody has thought of it."""
+    grant_all(own_db, role)
+    execute(own_db, f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
+    ((about, what, advice),) = check(dl_db_dsn=role).of("error")
+    assert (about, what) == ("schema", f"row security hides the rows of {table} from this role")
+    assert f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY" in advice
+    assert check(dl_db_dsn=own_db).status == 0
+    execute(own_db, f"CREATE POLICY all_rows ON {table} USING (true)")
+    assert check(dl_db_dsn=role).status == 0
+
+
 def test_a_role_that_may_not_migrate(check: Check, own_db: str, role: str) -> None:
     grant_all(own_db, role)
     execute(own_db, "DELETE FROM dl_migrations WHERE number = 0")
@@ -326,6 +339,17 @@ def test_workers_of_another_role_whose_sessions_cannot_be_ended(check: Check, ow
     assert about == "privileges"
     assert "may not end sessions" in what
     assert "pg_signal_backend" in advice
+
+
+def test_a_role_that_becomes_another_and_does_not_see_its_own_sessions(check: Check, own_db: str, role: str) -> None:
+    """As a service for short-lived logins makes them: each is a member of the farm's role, and becomes it."""
+    owner = str(conninfo_to_dict(own_db)["user"])
+    execute(own_db, f"GRANT {owner} TO {{0}}; ALTER ROLE {{0}} SET role = {owner}", role)
+    ((about, what, advice),) = check(dl_db_dsn=role).of("error")
+    assert (about, what) == ("privileges", f"the role {owner} may not see the sessions of this login")
+    assert f"GRANT pg_read_all_stats, pg_signal_backend TO {owner}" in advice
+    with db.connect(role, name="dl-worker:q:x", schema="public") as conn, pytest.raises(ConfigError, match=what):
+        lifecycle.open_session(conn, "x")
 
 
 def test_too_few_connections_for_the_wish(check: Check, own_db: str, role: str) -> None:

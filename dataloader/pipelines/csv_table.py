@@ -186,6 +186,13 @@ class _NotDirectlyError(Exception):
     """COPY into the target would have another result than the mode has."""
 
 
+class _Unseen(str):
+    __slots__ = ()
+
+
+UNSEEN = _Unseen("text")  # the type of a column without a value: where another file has one, that file decides
+
+
 class Source:
     """CSV records in their order. A source numbers its records from 1; errors name these numbers."""
 

@@ -50,6 +50,7 @@ _FIELDS: Writer = {
     **{NoneType: lambda _: "", str: quoted, bool: lambda value: str(value).lower(), float: _number},
     dt.timedelta: lambda value: f"{value.total_seconds()} seconds",
 }
+_NAMES: Writer = _FIELDS | {str: str.strip}
 
 
 class Sheet(TypedFile):
@@ -71,7 +72,7 @@ class Sheet(TypedFile):
         if not first:
             raise PermanentError(f"{path}: the sheet {self._sheet.name} has no row behind skip_rows, so no header")
         self.begin = Place(None, number if wanted.header is True else number - 1)
-        raw = ["" if name is None else str(name).strip() for name in first]
+        raw = [_NAMES.get(type(name), str)(name) for name in first]
         if wanted.header is not True:
             raw = wanted.header or [f"column_{n}" for n in range(1, len(first) + 1)]
         filled = {n for _, cells in self._cells(self.begin.line) for n, value in enumerate(cells) if value is not None}

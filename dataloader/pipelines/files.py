@@ -52,6 +52,7 @@ from dataloader.pipelines import (
 from dataloader.pipelines.columns import Reader, Type, Values, inferred, kind_of
 from dataloader.pipelines.csv_file import CsvFile, Layout, opened_text, text_pattern
 from dataloader.pipelines.csv_table import (
+    UNSEEN,
     FileArguments,
     Item,
     Place,
@@ -596,7 +597,8 @@ class Shaped(Source):
                 if source.is_typed:
                     self._typed.add(at)
                     for name, type_ in zip(names, source.columns.values(), strict=True):
-                        given[name] = common_type({given.get(name, type_), type_})
+                        kinds = [kind for kind in (given.get(name, UNSEEN), type_) if kind is not UNSEEN]
+                        given[name] = common_type({*kinds})
             names += [name for name in entry.partition if name not in names]
             if headers and wanted.schema_change == "refuse" and (others := set(names) ^ set(headers[0])):
                 differ = ", ".join(sorted(others)[:5])

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dataloader.pipelines import Context, PermanentError, Progress, csv_table, register_with, validated
-from dataloader.pipelines.csv_table import Batch, Block, FileArguments, FileSource, Item, Place, Target, opened
+from dataloader.pipelines.csv_table import UNSEEN, Batch, Block, FileArguments, FileSource, Item, Place, Target, opened
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -23,6 +23,7 @@ _BUFFER = 2**20  # bytes of a column that are read at once
 _BATCH_ROWS, _BATCH_BYTES = 2_000, 2**22
 # The type of a new table's column; what is not here is text there.
 _TYPES = {
+    "null": UNSEEN,
     **{"bool": "boolean", "date32[day]": "date", "date64[ms]": "date", "float": "real", "halffloat": "real"},
     **{"int8": "smallint", "uint8": "smallint", "int16": "smallint", "uint16": "integer", "int32": "integer"},
     **{"uint32": "bigint", "int64": "bigint", "uint64": "numeric", "double": "double precision"},
@@ -126,6 +127,8 @@ class ArrowFile(FileSource):
         try:
             yield
             return
+        except pyarrow.ArrowNotImplementedError as e:  # its text names types alone
+            raise PermanentError(f"{self.origin}: pyarrow cannot read it: {e}") from None
         except (pyarrow.ArrowException, OSError, UnicodeError) as e:
             if isinstance(e, OSError) and e.errno:
                 raise
@@ -142,7 +145,10 @@ class ParquetFile(ArrowFile):
     def _opened(self, file: BinaryIO) -> Any:
         from pyarrow import parquet
 
-        self._parquet: Any = parquet.ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False)
+        # Nanoseconds, pyarrow's own choice for INT96, would give times before 1678 and after 2262 other values.
+        self._parquet: Any = parquet.ParquetFile(
+            file, buffer_size=_BUFFER, pre_buffer=False, coerce_int96_timestamp_unit="us"
+        )
         self.total = self._parquet.metadata.num_rows
         return self._parquet.schema_arrow
 
@@ -234,6 +240,8 @@ def texts_of(column: Any) -> Any:
         return _python(column, str) if kind.extension_name == "arrow.uuid" else texts_of(column.storage)
     if types.is_duration(kind):
         return _python(column.cast(pyarrow.duration("us"), safe=False).cast(pyarrow.int64()), "{} microseconds".format)
+    if types.is_interval(kind):
+        return _python(column, lambda of: f"{of.months} months {of.days} days {of.nanoseconds // 1000} microseconds")
     if types.is_timestamp(kind):
         if kind.unit == "ns":  # PostgreSQL would round, and so move a value into the next year
             column = compute.floor_temporal(column, unit="microsecond").cast(pyarrow.timestamp("us", kind.tz))
@@ -273,6 +281,7 @@ def _type(kind: Any) -> str:
         return "timestamp with time zone" if kind.tz else "timestamp"
     if types.is_decimal(kind) and kind.scale >= 0:
         return f"numeric({kind.precision},{kind.scale})"
-    checks = {"is_decimal": "numeric", "is_time": "time", "is_duration": "interval", "is_nested": "jsonb"}
+    checks = {"is_decimal": "numeric", "is_time": "time", "is_nested": "jsonb"}
+    checks |= dict.fromkeys(("is_duration", "is_interval"), "interval")
     checks |= dict.fromkeys(("is_binary", "is_large_binary", "is_fixed_size_binary"), "bytea")
     return next((ours for check, ours in checks.items() if getattr(types, check)(kind)), _TYPES.get(str(kind), "text"))

@@ -21,8 +21,20 @@ import psycopg
 from psycopg.adapt import PyFormat, Transformer
 
 from dataloader.pipelines import Context, PermanentError, Progress, csv_table, parquet, validated
+from dataloader.pipelines.columns import kind_of
 from dataloader.pipelines.context import Execution
-from dataloader.pipelines.csv_table import FileSource, Finish, Item, Place, Rejected, Source, Target, identifier, unique
+from dataloader.pipelines.csv_table import (
+    UNSEEN,
+    FileSource,
+    Finish,
+    Item,
+    Place,
+    Rejected,
+    Source,
+    Target,
+    identifier,
+    unique,
+)
 
 SAMPLE = 1_000  # rows that decide the columns and the types of a new table
 Columns = Sequence[str] | Mapping[str, str]
@@ -219,6 +231,7 @@ class Frames(Source):
 Row = Mapping[str, Any]
 Writer = Mapping[type, Callable[[Any], str]]  # the CSV field of a value by its class
 _JSON = {"json", "jsonb"}
+_INTEGERS = ("smallint", "integer", "bigint")  # the larger ones last
 _UNFIT = re.compile("[\0\ud800-\udfff]")  # no text of PostgreSQL has them
 
 
@@ -230,11 +243,15 @@ def number_type(text: str) -> str:
 
 def common_type(kinds: set[str]) -> str:
     """PURE: the type of a new table's column that keeps values of all these types."""
-    if len(kinds) == 1:
-        return next(iter(kinds))
+    if len(kinds) < 2:
+        return next(iter(kinds), UNSEEN)
     if "jsonb" in kinds:
         return "jsonb"
-    if kinds == {"bigint", "numeric"}:
+    if kinds <= {*_INTEGERS}:
+        return max(kinds, key=_INTEGERS.index)
+    if kinds == {"real", "double precision"}:
+        return "double precision"
+    if {kind_of(kind) for kind in kinds} <= {"integer", "number"}:
         return "numeric"
     return "timestamp" if kinds == {"date", "timestamp"} else "text"
 

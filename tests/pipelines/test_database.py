@@ -151,7 +151,8 @@ def test_duckdb_has_its_types_also_without_rows(tmp_path: Path, shop: Callable[[
         conn.execute(
             "CREATE TABLE orders AS SELECT 1 AS id, 1.5::decimal(10,2) AS amount, '2026-01-31'::date AS day,"
             " '2026-01-31 10:00:00+02'::timestamptz AS at, [1, NULL] AS list, uuid() AS uid, 'a'::ENUM('a') AS word,"
-            " 10000000000000000000000000000000000001::hugeint AS huge, 'x'::blob AS raw"
+            " 10000000000000000000000000000000000001::hugeint AS huge, 'x'::blob AS raw,"
+            " INTERVAL '1 month -2 days 3.000004 seconds' AS span"
         )
     load = shop(f"duckdb://{tmp_path / 'shop.duckdb'}")
     assert load("SELECT * FROM orders WHERE id = 0", table="empty").status == "succeeded"
@@ -160,8 +161,10 @@ def test_duckdb_has_its_types_also_without_rows(tmp_path: Path, shop: Callable[[
         assert dict(rows(TYPES.replace("'t'", f"'{table}'"))) == {
             **{"id": "integer", "amount": "numeric(10,2)", "day": "date", "at": "timestamp with time zone"},
             **{"list": "jsonb", "uid": "text", "word": "text", "huge": "numeric(38,0)", "raw": "bytea"},
+            "span": "interval",
         }
-    [(_, amount, day, at, numbers, _, word, huge, raw)] = rows("TABLE t")
+    assert rows("SELECT span::text FROM t") == [("1 mon -2 days +00:00:03.000004",)]
+    [(_, amount, day, at, numbers, _, word, huge, raw, _)] = rows("TABLE t")
     assert (amount, day, at) == (Decimal("1.50"), date(2026, 1, 31), datetime(2026, 1, 31, 8, tzinfo=UTC))
     assert (numbers, word, huge, raw) == ([1, None], "a", 10**37 + 1, b"x")
     for query in ("SELECT * FROM read_csv('/etc/passwd')", "COPY orders TO '/tmp/orders.csv'", "SET threads = 1"):

@@ -166,6 +166,50 @@ def test_nanoseconds_are_cut(load: Load, arrow: Any, written: Callable[..., None
     ]
 
 
+def test_an_int96_far_from_today_keeps_its_value(load: Load, arrow: Any, rows: Rows, tmp_path: Path) -> None:
+    """Spark writes such times, and 9999-12-31 for "no end": 64 bits of nanoseconds end in 2262."""
+    from pyarrow import parquet
+
+    far = [datetime(1500, 1, 1), datetime(9999, 12, 31, 23, 59, 59, 999999)]  # noqa: DTZ001
+    columns = {"id": [1, 2], "at": arrow.array(far, arrow.timestamp("us"))}
+    parquet.write_table(arrow.table(columns), tmp_path / "f.parquet", use_deprecated_int96_timestamps=True)
+    assert load().error is None
+    assert rows("SELECT at FROM t ORDER BY id") == [(each,) for each in far]
+
+
+def test_files_whose_types_differ_get_a_type_that_holds_all(job: Load, arrow: Any, rows: Rows, tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    (tmp_path / "in").mkdir()
+    kinds = {
+        "id": (arrow.int32(), arrow.int64(), "bigint"),
+        "a": (arrow.float32(), arrow.float64(), "double precision"),
+        "b": (arrow.decimal128(10, 2), arrow.decimal128(14, 3), "numeric"),
+        "c": (arrow.int64(), arrow.float64(), "numeric"),
+        "d": (arrow.null(), arrow.int16(), "smallint"),
+        "e": (arrow.date32(), arrow.null(), "date"),
+        "f": (arrow.string(), arrow.int64(), "text"),
+    }
+    values = {"id": [1, 2**40], "a": [1.5, 0.1], "b": [Decimal("1.50"), Decimal("7.125")], "c": [2**60, 0.1]}
+    values |= {"d": [None, 5], "e": [date(2026, 3, 5), None], "f": ["007", 7]}
+    for at in (0, 1):
+        columns = {name: arrow.array([values[name][at]], kinds[name][at]) for name in kinds}
+        parquet.write_table(arrow.table(columns), tmp_path / "in" / f"{at}.parquet")
+    result = job("load.files", {"path": "in", "table": "t", "key": ["id"]}, max_attempts=1)
+    assert result.error is None
+    assert rows(TYPES) == [(name, kind) for name, (*_, kind) in kinds.items()]
+    values |= {"c": [2**60, Decimal("0.1")], "f": ["007", "7"]}
+    assert rows("SELECT * FROM t ORDER BY id") == [tuple(given[at] for given in values.values()) for at in (0, 1)]
+
+
+def test_a_type_that_pyarrow_does_not_read_is_no_damage(load: Load, tmp_path: Path) -> None:
+    polars = pytest.importorskip("polars")
+    polars.DataFrame({"id": [1], "n": polars.Series([2**100], dtype=polars.Int128)}).write_parquet(
+        tmp_path / "f.parquet"
+    )
+    fails_for_good(load({"max_attempts": 3}), "f.parquet: pyarrow cannot read it: Integers with more than 64 bits")
+
+
 def test_orc_is_read_stripe_by_stripe(job: Load, arrow: Any, rows: Rows, tmp_path: Path) -> None:
     from pyarrow import orc
 

@@ -25,7 +25,7 @@ from dataloader.cli.direct import person
 from dataloader.config import Settings
 from dataloader.exits import EXIT_FAILED
 from dataloader.farm import fence
-from dataloader.pipelines import Context, PermanentError, Progress, files, validated
+from dataloader.pipelines import Context, PermanentError, Progress, Retry, files, validated
 from dataloader.pipelines import state as states
 from dataloader.pipelines.context import Execution
 from dataloader.pipelines.http import Unreachable
@@ -45,7 +45,7 @@ def _target() -> Iterator[db.Connection]:
 
 
 def _refusing() -> AbstractContextManager[None]:
-    return base.refusing("target", PermanentError, Unreachable, RuntimeError)
+    return base.refusing("target", PermanentError, Unreachable, Retry, RuntimeError)
 
 
 # --- one load ---

@@ -23,7 +23,7 @@ from pydantic import Field
 
 from dataloader import config, log
 from dataloader.pipelines import Context, PermanentError, Progress, cursor, register, validated
-from dataloader.pipelines.columns import Type
+from dataloader.pipelines.columns import Type, Values
 from dataloader.pipelines.csv_table import Source
 from dataloader.pipelines.cursor import Origin
 from dataloader.pipelines.postgres import Unavailable, load_postgres
@@ -52,7 +52,7 @@ _NO_ROWS = "query: should be the name of a table, or one SELECT"
 T = TypeVar("T")
 
 
-class Wanted(cursor.Wanted):
+class Wanted(cursor.Wanted, Values):
     """The `args` of `load.database`; docs/loaders.md explains each."""
 
     types: dict[str, Type] = Field(default_factory=dict)
@@ -96,6 +96,7 @@ class Session:
         query = query.rstrip("; \n")  # it may be put into brackets
         self._query = f"SELECT * FROM {query}" if re.fullmatch(r"[\w.]+", query) else query  # noqa: S608
         self._parts, self._path, self._types = url, unquote(url.path), wanted.types
+        self._written = wanted.model_copy(update={"timezone": wanted.timezone or "UTC"})  # as SQLite's own functions
         self._values: list[Any] = []  # of the query's parameters
         self._like: Any = None  # a value of the cursor's column
         self._thread = ThreadPoolExecutor(1, "dl-source")
@@ -119,6 +120,8 @@ class Session:
         if unknown := self._types.keys() - source.columns.keys():
             raise PermanentError(f"types: {min(unknown)} should be in the query")
         source.columns = {**source.columns, **self._types}
+        if isinstance(source, Rows):
+            source.values = self._written
         return source
 
     def kind_of(self, column: str) -> str | None:

@@ -21,7 +21,7 @@ import psycopg
 from psycopg.adapt import PyFormat, Transformer
 
 from dataloader.pipelines import Context, PermanentError, Progress, csv_table, parquet, validated
-from dataloader.pipelines.columns import kind_of
+from dataloader.pipelines.columns import Reader, Values, kind_of
 from dataloader.pipelines.context import Execution
 from dataloader.pipelines.csv_table import (
     UNSEEN,
@@ -119,6 +119,7 @@ class Rows(Source):
     """Dicts, or tuples in the order of the columns."""
 
     names_columns = "rows"
+    values: Values | None = None  # how texts are written; without it PostgreSQL decides
 
     def __init__(self, rows: Iterable[Any], columns: Columns | None) -> None:
         """`columns` are by default those of the first rows. Raises PermanentError for rows without names."""
@@ -146,6 +147,8 @@ class Rows(Source):
         # A caller may have given types since, and the table may be there.
         guesses = {n: kind for n, kind in self.columns.items() if isinstance(kind, _Guess) and n not in self.in_target}
         self._is_kept = [_KEPT.get(guesses.get(name, "")) for name in self._names]
+        kinds = map(kind_of, self.stored or self.columns.values())
+        self._readers = [Reader(kind, self.values) if self.values and kind else None for kind in kinds]
         for row in self._rows:
             values = self._values(row)
             text = self._text(values) if isinstance(values, list) else values
@@ -165,16 +168,26 @@ class Rows(Source):
 
     def _text(self, values: list[Any]) -> str | Rejected:
         fields = []
-        for name, value, is_kept in zip(self._names, values, self._is_kept, strict=True):
+        for name, value, is_kept, reader in zip(self._names, values, self._is_kept, self._readers, strict=True):
             if is_kept and value is not None and not is_kept(value):
                 reason = f"{self.columns[name]}, the type of the first {SAMPLE} rows, may lose a part of it"
                 remedy = "give `columns` or `types`"
                 return Rejected(f"column {name}: a {type(value).__name__}; {reason}: {remedy}", "")
+            if self.values and isinstance(value, str):
+                try:
+                    value = self._read(value, self.values.null, reader)
+                except ValueError as e:
+                    return Rejected(f"column {name}: {e}", "")
             try:
                 fields.append(self._field(value))
             except (psycopg.Error, ValueError, TypeError, RecursionError):
                 return Rejected(f"column {name}: PostgreSQL has no text for a {type(value).__name__} like this one", "")
         return ",".join(fields)
+
+    def _read(self, text: str, nulls: Sequence[str], reader: Reader | None) -> str | None:
+        if text in nulls or (reader and not text):
+            return None
+        return reader.read(text) if reader else text
 
     def _field(self, value: Any) -> str:
         """The value as CSV; raises an error of psycopg, or ValueError."""

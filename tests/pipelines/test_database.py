@@ -131,6 +131,35 @@ def test_sqlite_keeps_the_value_of_each_row_and_types_are_given(sqlite: Shop, ro
     assert rows("SELECT id, at, raw FROM u ORDER BY id")[2] == (3, "", b"")
 
 
+@pytest.mark.parametrize(
+    ("text", "type_", "reason"),
+    [
+        ("03/04/2026", "date", "a date that two formats read differently; date_format should say which"),
+        ("05.03.2026", "timestamp", "a date that two formats read differently; date_format should say which"),
+        ("2026-03-05 12:00:00", "date", "a time of day that the type date would lose"),
+        ("2026-03-05T12:00:00+02:00", "timestamp", "a time zone that the type timestamp would lose"),
+    ],
+)
+def test_a_text_of_sqlite_with_two_readings_is_refused(
+    sqlite: Shop, rows: Rows, text: str, type_: str, reason: str
+) -> None:
+    query = f"SELECT 1 AS id, '{text}' AS v"
+    fails_for_good(sqlite(query, types={"v": type_}), f"source shop, row 1: column v: {reason}")
+    rows(f"CREATE TABLE u (id bigint PRIMARY KEY, v {type_})")
+    fails_for_good(sqlite(query, table="u"), f"source shop, row 1: column v: {reason}")
+
+
+def test_arguments_say_how_the_texts_of_sqlite_are_written(sqlite: Shop, rows: Rows) -> None:
+    query = "SELECT 1 AS id, '05.03.2026' AS d, '1.234,50' AS n, 'ja' AS ok, '2026-03-05 12:00' AS at, '-' AS v"
+    types = {"d": "date", "n": "numeric", "ok": "boolean", "at": "timestamptz", "v": "date"}
+    words = {"date_format": "%d.%m.%Y", "decimal": ",", "thousands": ".", "true": ["ja"], "null": ["-"]}
+    assert sqlite(query, types=types, **words).error is None
+    noon = datetime(2026, 3, 5, 12, tzinfo=UTC)
+    assert rows("TABLE t") == [(1, date(2026, 3, 5), Decimal("1234.50"), True, noon, None)]
+    assert sqlite(query, types=types, timezone="Europe/Moscow", **words).error is None
+    assert rows("SELECT at FROM t") == [(noon - timedelta(hours=3),)]
+
+
 def test_each_mode_takes_a_database(sqlite: Shop, rows: Rows, tmp_path: Path) -> None:
     query = "SELECT id, amount FROM orders"
     assert sqlite(query, mode="append", how={"crash_at": "end"}).status == "succeeded"

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from judging import Command, Rows
+from serving import Handler, Server
 
 from dataloader.exits import EXIT_FAILED
 from dataloader.pipelines import Context, files, remote
@@ -73,6 +75,17 @@ def test_a_file_that_a_program_changes_is_refused_in_one_line(load: Command, mon
     monkeypatch.setattr(files.Shaped, "require_unchanged", changed)
     done = load("in/o.csv", *HOW, "--key", "id")
     assert (done.exit_code, done.stderr) == (EXIT_FAILED, "dataloader: a program wrote to o.csv during the load\n")
+
+
+def test_a_server_that_is_busy_is_refused_in_one_line(load: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Busy(Handler):
+        def do_GET(self) -> None:
+            self.answer(429, headers={"Retry-After": "7"})
+
+    monkeypatch.setenv("DL_HTTP_PRIVATE_HOSTS", "127.0.0.1")
+    with closing(Server(Busy)) as server:
+        done = load(f"{server.url}/o.csv", *HOW, "--key", "id")
+    assert done.stderr == "dataloader: 127.0.0.1 answered 429 and asks for 7 s\n"
 
 
 @pytest.mark.parametrize("path", ["in/o.csv", "in/*.csv", "{}/in/o.csv", "../{}/in/o.csv"])

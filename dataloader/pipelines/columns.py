@@ -34,8 +34,8 @@ _INTEGER = "-?(?!0[0-9])[0-9]++"
 _NUMBER = rf"{_INTEGER}(?:\.[0-9]++)?+"
 _TWO = "[0-9][0-9]"  # matched in half the time of [0-9]{2}
 _DAY = f"{_TWO}{_TWO}-{_TWO}-{_TWO}"
-_TIME = rf"{_DAY}[ T]{_TWO}:{_TWO}(?::{_TWO}(?:\.[0-9]{{1,6}})?)?"
-_ZONE = f" ?(?:Z|[+-]{_TWO}(?::?{_TWO})?)"
+_TIME = rf"{_DAY}[ T]{_TWO}:{_TWO}(?::{_TWO}(?:\.[0-9]{{1,6}}0*+)?)?"
+_ZONE = f" ?(?:Z|UTC|[+-]{_TWO}(?::?{_TWO})?)"
 _MIDNIGHT = re.compile(rf"({_DAY})[ T]00:00(?::00(?:\.0*)?)?")
 # What PostgreSQL reads in one way only, by kind, in a column whose type was declared.
 _PLAIN = {
@@ -198,6 +198,11 @@ class Reader:
             or (before and not fraction and digits == "0")
         ):
             raise ValueError(_GUESSED.format("a number in a form that it would lose, such as zeros in front"))
+        if self._kind == "integer" and (fraction or exponent):
+            if exponent or fraction.strip("0") or self._is_guess:
+                fault = "a number with a fraction or an exponent"
+                raise ValueError(_GUESSED.format(fault) if self._is_guess else f"{fault}; {_NO_INTEGER}")
+            fraction = ""
         sign = "-" if behind or before[:1] in ("-", "\u2212") else ""
         return sign + (digits or "0") + (f".{fraction}" if fraction else "") + exponent
 
@@ -211,8 +216,9 @@ class Reader:
             return f"not a number as the job says; it would be one by {' or by '.join(ways[:2])}"
         if self._is_guess:
             return _GUESSED.format("not a number")
-        unseen = re.search("<(.+?)>", visible(text.strip()))
-        return f"not a number{f' because of the character {unseen[1]}' if unseen else ''}; {_OTHERWISE}"
+        mark = re.search(r"[^\w .,'()+-]", text.strip())
+        reason = f" because of the character {visible(mark[0]).strip('<>') or mark[0]}" if mark else ""
+        return f"not a number{reason}; {_OTHERWISE}"
 
     def _moment(self, text: str) -> str:
         for form in self._values.formats:
@@ -264,18 +270,24 @@ class Reader:
             return _GUESSED.format("not such a date or time as the ones before it")
         if self._values.formats:
             return f"a date or time that no format of date_format reads; {_OTHERWISE}"
+        if re.match(rf"{_TIME}[0-9]", text):
+            return (
+                "a time of more than six digits behind its second, which PostgreSQL has; types can make the column text"
+            )
         if re.fullmatch(r"[0-9]+(?:\.[0-9]*)?", text):
-            return 'a number, not a date; date_format "excel" reads serial days, and types can make the column bigint'
+            forms = '"%Y%m%d%H%M%S", or "excel" for serial days'
+            return f"a number, not a date; date_format should say how it is read, such as {forms}, or types bigint"
         if two := re.match(r"([0-9]{1,2})([./-])([0-9]{1,2})[./-][0-9]{2,4}(?![0-9])", text):
             mark = two[2]
             forms = " or ".join(f'"%{a}{mark}%{b}{mark}%Y"' for a, b in (("d", "m"), ("m", "d")))
             if max(int(two[1]), int(two[3])) <= 12:
                 return f"a date that two formats read differently; date_format should say which, such as {forms}"
             return f"a date that is not written as 2026-12-31; date_format should say how, such as {forms}"
-        return 'not a date as 2026-12-31; date_format should say how it is written, such as "%d %b %Y"'
+        return 'not a date as 2026-12-31; date_format should say how it is written, such as "%Y/%m/%d" or "%d %b %Y"'
 
 
 _OTHERWISE = "null can list the words for a missing value, and types can make the column text"
+_NO_INTEGER = "types or the table should have numeric, and max_errors rejects rows"
 _GUESSED = "{}, but the rows before had only such values, so the type is a guess; types should say it, such as text"
 _TIME_IN_DATE = "a time of day that the type date would lose; types or the table should have timestamp"
 _ZONE_IN_TIMESTAMP = "a time zone that the type timestamp would lose; types or the table should have timestamptz"

@@ -44,7 +44,8 @@ _RECOGNIZED_BY = 20  # lines
 _RECOGNIZED_CHARACTERS = 2**14  # of each of them
 _CONTROLS = re.compile("[\x80-\x9f]")  # no text has them
 _CONTROL = "the control character U+{:04X}{{}}; encoding may be another one, such as cp1252"
-_OTHER_UTF8 = "is utf-8 text{{}}; encoding should be utf-8, not {}"
+_OTHER_UTF8 = "is utf-8 text{{}}; encoding should be utf-8, not {}; where a file mixes both, max_errors rejects rows"
+_FOUR_BYTES = re.compile(b"\xf0[\x90-\xbf][\x80-\xbf]{2}")  # of UTF-8: no text of _ONE_BYTE has such neighbours
 _ONE_BYTE = ("cp125", "iso8859", "koi8", "mac")  # encodings whose texts are hardly UTF-8 by chance, as those of DOS are
 _BEHIND = (
     "text behind the closing quote{}; quotes within quotes should be doubled, or escape should name the mark before"
@@ -265,8 +266,10 @@ class CsvFile(FileSource):
         )
 
     def _reads_as_utf8(self, text: str) -> bool:
+        """Whether the text is UTF-8, or has a character such as an emoji that is."""
         try:
-            return bool(text.encode(self._encoding, "surrogateescape").decode())
+            raw = text.encode(self._encoding, "surrogateescape")
+            return bool(_FOUR_BYTES.search(raw) or raw.decode())
         except UnicodeError:
             return False
 
@@ -385,7 +388,7 @@ class CsvFile(FileSource):
         else:
             if self._is_checked and "\0" in text:
                 fault, at = _ZERO_BYTE, text.find("\0")
-            elif self._is_utf8:
+            elif self._is_utf8 and self._reads_as_utf8(text):
                 at = next(n for n, character in enumerate(text) if not character.isascii())
                 fault = _OTHER_UTF8.format(self._encoding)
             elif self._has_controls and (control := _CONTROLS.search(text)):

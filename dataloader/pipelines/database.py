@@ -256,6 +256,10 @@ class _DuckDb(Session):
     def _opened_rows(self) -> Source:
         if (result := self._ask(lambda: self._conn.sql(self._query, params=self._values))) is None:
             raise PermanentError(_NO_ROWS)
+        for name, kind in zip(result.columns, map(str, result.types), strict=True):
+            if kind in ("TIME WITH TIME ZONE", "BIT"):
+                reason = f"DuckDB gives a part of {name}, a {kind}: select CAST({name} AS text) AS {name}"
+                raise PermanentError(f"query: {reason}")
         source = Frames(self._ask(lambda: result.to_arrow_reader(_AT_ONCE)))
         stream = source.batches
 

@@ -87,11 +87,13 @@ _REMEDIES = {
     "row is too big": "select can choose some columns",
     "": "max_errors rejects such rows",
 }
+_TOO_MANY = "a delimiter in a text needs quotes around it, without a blank before, skip_rows leaves out titles above"
 # The kinds of files that a text may turn out to be, by their first bytes.
 _NO_TEXT = {
-    b"PK\x03\x04": "a zip archive or a workbook; its name should end with .zip or .xlsx, or unpack or save it so",
+    b"PK\x03\x04": 'a zip archive or a workbook; format should be "excel", its name should end with .zip, or unpack it',
     b"PAR1": 'a Parquet file; format should be "parquet"',
     b"ARROW1": "an Arrow file, which no loader reads; save it as Parquet",
+    b"Obj\x01": "an Avro file, which no loader reads; save it as Parquet",
     b"SQLite format 3\0": "an SQLite database; load.database reads it",
     b"\x1f\x8b": "packed twice by gzip; unpack it first",
     b"7z\xbc\xaf": "packed by 7-Zip; unpack it first, or pack it by zip",
@@ -99,6 +101,8 @@ _NO_TEXT = {
     b"BZh": "packed by bzip2; unpack it first, or pack it by gzip",
     b"\xfd7zXZ": "packed by xz; unpack it first, or pack it by gzip",
     b"\x28\xb5\x2f\xfd": "packed by zstd; unpack it first, or pack it by gzip",
+    b"\x04\x22\x4d\x18": "packed by lz4; unpack it first, or pack it by gzip",
+    b"\x1f\x9d": "packed by compress; unpack it first, or pack it by gzip",
     b"%PDF": "a PDF document, which no loader reads",
     b"\xd0\xcf\x11\xe0": "a workbook of an old Excel; save it as .xlsx or .csv",
 }
@@ -225,7 +229,7 @@ class Entry:
         # These streams can seek, and unpack all frames.
         if mark.startswith(b"\x1f\x8b"):
             stream = stack.enter_context(io.BufferedReader(gzip.GzipFile(fileobj=stream, mode="rb"), _HEAD))
-        elif mark == b"\x28\xb5\x2f\xfd":
+        elif mark == b"\x28\xb5\x2f\xfd" or mark[1:] == b"\x2a\x4d\x18":  # a note of pzstd may be before the data
             zstd = _library("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
             stream = stack.enter_context(zstd.open(stream))
         return descriptor, stream
@@ -294,8 +298,12 @@ def undamaged(name: str) -> Iterator[None]:
         known = (EOFError, gzip.BadGzipFile, zlib.error, zipfile.BadZipFile, NotImplementedError)
         if not isinstance(e, known) and type(e).__name__ != "ZstdError":
             raise
-        reason = "ends too early" if isinstance(e, EOFError) else "cannot be unpacked"
-        raise PermanentError(f"{name}: the packed file {reason}: it is cut or damaged; fetch it again, whole") from None
+        if "Dictionary" in str(e):
+            reason = "needs the dictionary of its packer; unpack it first"
+        else:
+            reason = "ends too early" if isinstance(e, EOFError) else "cannot be unpacked"
+            reason += ": it is cut or damaged; fetch it again, whole"
+        raise PermanentError(f"{name}: the packed file {reason}") from None
 
 
 # --- the formats ---
@@ -307,7 +315,7 @@ def _text(entry: Entry, wanted: Files, stack: ExitStack) -> Source:
     head = stream.read(_HEAD)
     stream.seek(0)
     if re.match(rb'\s*(\[\s*[\[{]|\{\s*["}])', head.removeprefix(codecs.BOM_UTF8)):
-        raise PermanentError(f"{entry.name} is JSON, not CSV; open it, and where it is data, name it .json or .jsonl")
+        raise PermanentError(f'{entry.name} is JSON, not CSV; open it, and where it is data, format should be "json"')
     if fault := no_data(head):
         raise PermanentError(f"{entry.name} {fault}")
     marked = next((name for mark, name in _BYTE_ORDER_MARKS.items() if head.startswith(mark)), None)
@@ -316,10 +324,12 @@ def _text(entry: Entry, wanted: Files, stack: ExitStack) -> Source:
         raise PermanentError(
             f"{entry.name}, line 1: begins with the byte order mark of {marked}; encoding should be it"
         )
-    for offset, name in enumerate(("utf-16-be", "utf-16-le")):
-        is_beside = head[offset::2].count(0) > len(head) // 4 > 8 * head[1 - offset :: 2].count(0)
-        if not (marked or wanted.encoding) and is_beside:
-            raise PermanentError(f"{entry.name}, line 1: has a zero byte beside each letter; encoding should be {name}")
+    for name in ("utf-16-be", "utf-16-le"):
+        read = head.decode(name, "ignore")
+        is_beside = b"\0" in head and "\0" not in read and 2 * read.count("\n") > head.count(b"\n")
+        if is_beside and not (marked or wanted.encoding):
+            reason = f"has a zero byte beside each line end; encoding should be {name}"
+            raise PermanentError(f"{entry.name}, line 1: {reason}")
     text = stack.enter_context(opened_text(stream, str(layout.encoding)))
     return CsvFile(entry.name, descriptor, text, layout, is_checked=True)
 
@@ -487,8 +497,10 @@ class _Shape:
             cells.pop()  # a separator at the end of the row
         if len(cells) != expected:
             lacks = f"; missing data for column {self._names[len(cells)]}" if len(cells) < expected else ""
-            remedy = "a delimiter in a text needs quotes around it, without a blank before, and max_errors rejects rows"
-            return Rejected(f"{len(cells)} fields, but the header has {expected}{lacks}; {remedy}", text)
+            remedy = "is the delimiter right? " if len(cells) == 1 else ""
+            remedy += "skip_footer and comment leave out what is no row" if lacks else _TOO_MANY
+            reason = f"{len(cells)} fields, but the header has {expected}{lacks}; {remedy}, and max_errors rejects rows"
+            return Rejected(reason, text)
         fields, out = [], self._whole.delimiter
         for name, at, reader in self._order:
             cell = cells[at] if at is not None else ""
@@ -617,21 +629,23 @@ class Shaped(Source):
         versions = [[entry.name, version] for entry, version in zip(entries, self._versions, strict=True)]
         self.version = ["files", hashlib.sha256(json.dumps(versions).encode()).hexdigest()]
         names = list(dict.fromkeys(name for header in headers for name in header))
-        self._require_known(names)
+        nested = [name for name, type_ in given.items() if type_ == "jsonb" and source.total == 1]
+        hint = f"; rows within {nested[0]} should be lines or one array of their own" if nested else ""
+        self._require_known(names, hint)
         partitions = {name for entry in entries for name in entry.partition}
         # Constants come behind the columns of the files.
         names = sorted((name for name in wanted.select or names if name not in wanted.add), key=partitions.__contains__)
         self._settle_types(names, given)
 
-    def _require_known(self, names: list[str]) -> None:
+    def _require_known(self, names: list[str], hint: str) -> None:
         """Raise PermanentError for an argument that names a column which the files lack, or have already."""
         wanted = self.wanted
         for argument, chosen in {"select": wanted.select or [], "types": wanted.types, "key": wanted.key}.items():
             if unknown := [name for name in chosen if name not in names and name not in wanted.add]:
                 has = visible(", ".join(names[:20]))
-                is_one = "; is the delimiter right, and skip_rows?" if len(names) == 1 else ""
+                hint = "; is the delimiter right, and skip_rows?" if len(names) == 1 else hint
                 place = f"the columns of {self._entries[0].name}"
-                raise PermanentError(f"{argument}: {', '.join(unknown)} should be among {place}: {has}{is_one}")
+                raise PermanentError(f"{argument}: {', '.join(unknown)} should be among {place}: {has}{hint}")
         if taken := [name for name in wanted.add if name in names]:
             raise PermanentError(f"add: the files have {', '.join(taken)}; it should be a new name")
 

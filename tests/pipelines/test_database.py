@@ -131,6 +131,17 @@ def test_sqlite_keeps_the_value_of_each_row_and_types_are_given(sqlite: Shop, ro
     assert rows("SELECT id, at, raw FROM u ORDER BY id")[2] == (3, "", b"")
 
 
+@pytest.mark.parametrize("value", ["'12:00:00+02'::timetz", "'101'::bit"])
+def test_a_type_that_duckdb_gives_in_part_is_refused(
+    tmp_path: Path, shop: Callable[[str], Shop], rows: Rows, value: str
+) -> None:
+    duckdb.connect(tmp_path / "shop.duckdb").close()
+    load = shop(f"duckdb://{tmp_path / 'shop.duckdb'}")
+    remedy = "select CAST(v AS text) AS v"
+    fails_for_good(load(f"SELECT 1 AS id, {value} AS v"), remedy)
+    assert load(f"SELECT 1 AS id, CAST({value} AS text) AS v").error is None
+
+
 @pytest.mark.parametrize(
     ("text", "type_", "reason"),
     [
@@ -147,6 +158,11 @@ def test_a_text_of_sqlite_with_two_readings_is_refused(
     fails_for_good(sqlite(query, types={"v": type_}), f"source shop, row 1: column v: {reason}")
     rows(f"CREATE TABLE u (id bigint PRIMARY KEY, v {type_})")
     fails_for_good(sqlite(query, table="u"), f"source shop, row 1: column v: {reason}")
+
+
+def test_a_blob_among_texts_is_written_as_bytea(sqlite: Shop, rows: Rows) -> None:
+    assert sqlite("SELECT 1 AS id, x'00ff' AS v UNION SELECT 2, 'a'").error is None
+    assert rows("TABLE t") == [(1, "\\x00ff"), (2, "a")]
 
 
 def test_arguments_say_how_the_texts_of_sqlite_are_written(sqlite: Shop, rows: Rows) -> None:

@@ -144,6 +144,16 @@ CASES: dict[str, tuple[bytes, dict[str, Any], list[tuple[str | None, ...]]]] = {
         {"date_format": "%d-%b-%y %I.%M %p"},
         [("1", "2026-03-05T13:34:00")],
     ),
+    "zeros behind the microseconds": (
+        b"id,a\n1,2026-03-05T14:30:00.1234560Z\n2,2026-03-05 14:30:00.0000000\n",
+        {"types": {"a": "timestamptz"}, "timezone": "UTC"},
+        [("1", "2026-03-05T14:30:00.123456+00:00"), ("2", "2026-03-05T14:30:00+00:00")],
+    ),
+    "whole numbers with a point": (
+        b"id,a\n1,3.0\n2,-5.00\n3,7\n",
+        {"types": {"a": "int"}},
+        [("1", "3"), ("2", "-5"), ("3", "7")],
+    ),
     "a blank behind a quote": (b'id,a\n1,"x" \n2,y\n', {}, [("1", "x "), ("2", "y")]),
     "quoted line ends stay": (b'id,a,n\n1,"x\r\ny",1\n', {}, [("1", "x\r\ny", "1")]),
 }  # fmt: skip
@@ -178,6 +188,8 @@ def test_a_dialect(case: str, load: Run, monkeypatch: pytest.MonkeyPatch) -> Non
         (["2026-01-05 10:00:00.1234567"], "text"),
         (["2026-01-05", "2026-01-05 10:00"], "text"),
         (["2026-01-05T10:00:00Z", "2026-01-05 10:00+0100"], "timestamp with time zone"),
+        (["2026-01-05 10:00:00 UTC", "2026-01-05 10:00:00.123456 UTC"], "timestamp with time zone"),
+        (["2026-01-05T10:00:00.0000000", "2026-01-05T10:00:00.1234560"], "timestamp without time zone"),
         (["2026-01-05T10:00:00Z", "2026-01-05 10:00"], "text"),
         ([""], "text"),
         (["46085.5"], "numeric"),
@@ -190,6 +202,8 @@ def test_a_type_is_a_guess_that_loses_nothing(values: list[str], type_: str, loa
 
 # Refusals: the line, the column, what the value is, the remedy
 
+NEEDS_DICTIONARY = bytes.fromhex("28b52ffd2339a2bd490c61000069642c760a312c616263310a")
+
 
 @pytest.mark.parametrize(
     ("content", "args", "reasons"),
@@ -200,7 +214,7 @@ def test_a_type_is_a_guess_that_loses_nothing(values: list[str], type_: str, loa
         (b"id;a\n1;1.23\n", {"types": {"a": "int"}, "thousands": ".", "decimal": ","}, ["column a: not a number"]),
         (b"id,a\n1,28/02/2026\n", {"types": {"a": "date"}}, ["line 2: column a: a date", "date_format"]),
         (b"id,a\n1,03/04/26\n", {"types": {"a": "timestamp"}}, ["two formats read differently", "date_format"]),
-        (b"id,a\n1,46085\n", {"types": {"a": "date"}}, ["column a: a number, not a date", 'date_format "excel"']),
+        (b"id,a\n1,46085\n", {"types": {"a": "date"}}, ["column a: a number, not a date", '"excel"']),
         (b"id,a\n1,46085.5\n", {"types": {"a": "date"}, "date_format": "excel"}, ["column a: a time of day"]),
         (b"id,a\n1,2026-01-05 10:00\n", {"types": {"a": "timestamptz"}}, ["column a: a time without", "timezone"]),
         (b"id,a\n1,2026-01-05 10:00Z\n", {"types": {"a": "timestamp"}}, ["column a: a time zone", "timestamptz"]),
@@ -271,6 +285,33 @@ def test_a_type_is_a_guess_that_loses_nothing(values: list[str], type_: str, loa
         (b"Report\n\nid,a\n1,x\n", {}, ["key: id should be among", "Report; ", "skip_rows"]),
         (gzip.compress(gzip.compress(b"id\n1\n", mtime=0), mtime=0), {}, ["f.csv is packed twice by gzip", "unpack"]),
         (b"SQLite format 3\0" + bytes(99), {}, ["f.csv is an SQLite database", "load.database"]),
+        (b"id,a,b\n1,x,y\nTotal,3\n", {}, ["line 3: 2 fields", "missing data for column b", "skip_footer"]),
+        (b"Bank;DE12\nid;a;b\n1;x;y\n", {"key": ["Bank"]}, ["line 2: 3 fields, but the header has 2", "skip_rows"]),
+        (b"1\x01a\n", {"header": ["id", "a"]}, ["line 1: 1 fields", "is the delimiter right"]),
+        *(
+            ("код,имя\r\nа,Иван Петров\r\n".encode(name), {}, ["f.csv, line 1: ", f"encoding should be {name}"])
+            for name in ("utf-16-le", "utf-16-be")
+        ),
+        (b'{"id": 1}\n', {}, ['format should be "json"']),
+        (zipped({"a": b"id\n1\n"}), {}, ["f.csv is a zip archive", 'format should be "excel"']),
+        (b"\x04\x22\x4d\x18id", {}, ["f.csv is packed by lz4", "unpack"]),
+        (b"\x1f\x9d\x90id", {}, ["f.csv is packed by compress", "unpack"]),
+        (b"Obj\x01\x04avro", {}, ["f.csv is an Avro file"]),
+        (NEEDS_DICTIONARY, {}, ["f.csv: the packed file needs the dictionary", "unpack"]),
+        (b"id,a\n1,2026-01-05 10:00:00.1234567\n", {"types": {"a": "timestamp"}}, ["column a: a time of more than"]),
+        (b"id,a\n1,20260105100000\n", {"types": {"a": "timestamp"}}, ["column a: a number, not a date", "%Y%m%d"]),
+        (b"id,a\n1,2026/01/05\n", {"types": {"a": "date"}}, ["column a: not a date", '"%Y/%m/%d"']),
+        (b"id,a\n1,$5\n", {"types": {"a": "numeric"}}, ["column a: not a number because of the character $"]),
+        (b"id,a\n1,12 %\n", {"types": {"a": "int"}}, ["column a: not a number because of the character %"]),
+        *(
+            (b"id,a\n1," + text + b"\n", {"types": {"a": "int"}}, ["line 2: column a: a number with a", "numeric"])
+            for text in (b"3.5", b"1.23E+12")
+        ),
+        (
+            "id,a\n1,Größe\n".encode("cp1252") + "2,Fest 🎉\n".encode(),
+            {"encoding": "cp1252"},
+            ["line 3: is utf-8 text, column a", "max_errors"],
+        ),
         (b"1  x  too long\n", {"widths": [3, 3], "header": ["id", "a"]}, ["line 1: longer than the 6 characters"]),
     ],
 )  # fmt: skip
@@ -281,7 +322,11 @@ def test_a_refusal(content: bytes, args: dict[str, Any], reasons: list[str], ref
 
 @pytest.mark.parametrize(
     ("late", "reason"),
-    [("00123,2026-01-05", "column a: a number in a form that it would lose"), ("5,05.01.2026", "column b: not such a")],
+    [
+        ("7.0,2026-01-05", "column a: a number with a"),
+        ("00123,2026-01-05", "column a: a number in a form that it would lose"),
+        ("5,05.01.2026", "column b: not such a"),
+    ],
 )
 def test_a_late_value_that_a_guessed_type_would_lose_is_refused(
     late: str, reason: str, refused: Refused, monkeypatch: pytest.MonkeyPatch
@@ -450,6 +495,8 @@ def test_an_archive_with_too_many_members_or_one_name_twice_is_refused(
 
 
 def test_a_packed_file_by_its_content(load: Run) -> None:
+    note = b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"note"  # pzstd begins so
+    assert load(note + bytes.fromhex("28b52ffd200529000069640a310a"), "f.csv") == [("1",)]
     assert load(gzip.compress(b"id\n1\n") + gzip.compress(b"2\n"), "f.csv") == [("1",), ("2",)]
 
 

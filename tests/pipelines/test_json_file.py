@@ -49,6 +49,11 @@ def loaded(tmp_path: Path, job: Load, rows: Rows) -> Callable[..., list[Any]]:
     return loaded
 
 
+def test_rows_within_an_object_are_named(loaded: Callable[..., list[Any]]) -> None:
+    with pytest.raises(PermanentError, match="page, data; rows within data should"):
+        loaded('{"page": 1, "data": [{"id": 1}]}')
+
+
 def test_numbers_keep_every_digit(loaded: Callable[..., list[Any]]) -> None:
     text = '{"id": 1, "v": 36893488147419103233.10, "o": {"far": 1e400}, "n": 5}\n{"id": 2, "v": -2.5e-330, "n": -0}\n'
     found = loaded(text, "SELECT id, v::text, o::text, n, pg_typeof(id)::text, pg_typeof(n)::text FROM t ORDER BY id")

@@ -10,11 +10,12 @@ import asyncio
 import re
 import socket
 import struct
+import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -140,6 +141,17 @@ class Link:
             self._back.set()
 
         self._call(back())
+
+    def thaw(self) -> None:
+        """Be there again after a silence. The sessions of before go on where they were."""
+
+        async def thaw() -> None:
+            self._away = None
+            for session in self._sessions:
+                session.is_frozen = False
+            self._back.set()
+
+        self._call(thaw())
 
     def away(self, seconds: float, how: str = REFUSES, meanwhile: Callable[[], object] = lambda: None) -> None:
         """Be away for so long; `meanwhile` is called in the middle of it."""
@@ -304,6 +316,17 @@ class Link:
                 session.client.write(data)
                 await session.client.drain()
         await self._over(session)
+
+
+@contextmanager
+def linked(dsn: str) -> Iterator[Link]:
+    """A link in a folder of its own, as long as the block."""
+    with tempfile.TemporaryDirectory(prefix="dl-link-") as folder:
+        link = Link(Path(folder) / "link", dsn)
+        try:
+            yield link
+        finally:
+            link.close()
 
 
 async def _startup(reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> tuple[bytes, int]:

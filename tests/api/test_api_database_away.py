@@ -11,8 +11,8 @@ from uuid import uuid4
 import psycopg
 import pytest
 from api_app import MINIMAL, NOWHERE, TRIGGER, Refused, running
-from api_link import Link, linked
 from flask.testing import FlaskClient
+from link import SILENT, Link, linked
 from patience import until
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from structlog.testing import capture_logs
@@ -95,19 +95,18 @@ def test_j11_somebody_listens_and_says_nothing(refused: Refused, silent_port: in
 def test_j11_after_a_silent_host_the_next_one_is_asked(dsn: str, link: Link, refused: Refused) -> None:
     """Without a pool each request connects anew, with the host that answered last."""
     with linked(dsn) as silent:
-        silent.freeze()
-        ports = ",".join(str(conninfo_to_dict(each.dsn)["port"]) for each in (silent, link))
-        two = make_conninfo(link.dsn, host="127.0.0.1,127.0.0.1", port=ports)
+        silent.leave(SILENT)
+        folders = ",".join(str(conninfo_to_dict(each.dsn)["host"]) for each in (silent, link))
+        two = make_conninfo(link.dsn, host=folders)
         with hurried(two, pg_use_pool=False) as app:
             away(app.test_client(), refused)
             for _ in range(5):
                 assert app.test_client().post(TRIGGER, json=MINIMAL).status_code == 200
-        silent.thaw()
 
 
 def test_a_silent_first_host_is_passed_over_by_the_pool(link: Link, silent_port: int) -> None:
-    ports = f"{silent_port},{conninfo_to_dict(link.dsn)['port']}"
-    two = make_conninfo(link.dsn, host="127.0.0.1,127.0.0.1", port=ports)
+    given = conninfo_to_dict(link.dsn)
+    two = make_conninfo(link.dsn, host=f"127.0.0.1,{given['host']}", port=f"{silent_port},{given['port']}")
     with running(two, pg_connect_timeout=2) as app:
         for _ in range(20):
             assert app.test_client().post(TRIGGER, json=MINIMAL).status_code == 200
@@ -125,9 +124,9 @@ def test_a_database_that_comes_back_is_used_again(link: Link, refused: Refused, 
     with hurried(link.dsn, pg_use_pool=pool) as app:
         client = app.test_client()
         trigger_until_it_works(client)
-        link.cut()
+        link.leave()
         away(client, refused)
-        link.mend()
+        link.back()
         trigger_until_it_works(client)
 
 
@@ -136,7 +135,7 @@ def test_a_frozen_database_is_away(link: Link, refused: Refused, pool: bool) -> 
     with hurried(link.dsn, pg_use_pool=pool, pg_pool_size=5) as app:
         client = app.test_client()
         trigger_until_it_works(client)
-        link.freeze()
+        link.leave(SILENT)
         for _ in range(3):  # the first meets idle sessions, the next ones a pool that cannot connect
             away(client, refused)
         link.thaw()
@@ -147,7 +146,7 @@ def test_frozen_between_the_test_of_a_session_and_its_use(
     link: Link, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def frozen(conn: db.Connection, new: enqueue.NewJob, limited: bool, asker: None) -> None:
-        link.freeze()
+        link.leave(SILENT)
         conn.execute("SELECT 1")
 
     with hurried(link.dsn) as app:

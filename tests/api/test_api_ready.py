@@ -12,9 +12,9 @@ import psycopg
 import pytest
 import structlog
 from api_app import MINIMAL, NOWHERE, TRIGGER, Refused, running
-from api_link import linked
 from flask import Flask
 from flask.testing import FlaskClient
+from link import SILENT, linked
 from patience import until
 from psycopg.conninfo import conninfo_to_dict
 
@@ -77,7 +77,7 @@ def test_no_database(refused: Refused) -> None:
 def test_a_database_that_hangs_holds_nobody_up_and_heals(own_db: str, refused: Refused) -> None:
     with linked(own_db) as link, running(link.dsn, patient=False) as app:
         until(lambda: _status(app) == 200, "the first session")
-        link.freeze()
+        link.leave(SILENT)
         began = monotonic()
         with ThreadPoolExecutor(10) as pool:
             assert set(pool.map(lambda _: _status(app), range(10))) == {503}

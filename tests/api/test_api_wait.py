@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from api_app import MINIMAL, TRIGGER, Refused, running
-from api_link import linked
 from flask import Flask
 from flask.testing import FlaskClient
+from link import SILENT, linked
 from patience import until
 
 from dataloader.api.web import tokens
@@ -170,6 +170,6 @@ def test_a_database_that_stops_ends_a_wait(dsn: str, refused: Refused) -> None:
         added = until(lambda: client.post(TRIGGER, json=MINIMAL).get_json().get("job_id"), "the first session")
         answer = threads.submit(lambda: app.test_client().get(f"/api/v1/jobs/{added}/status?wait=30"))
         until(lambda: app.extensions["long_polls"]._waiting, "the request to wait")
-        link.freeze()
+        link.leave(SILENT)
         refused(answer.result(20), 503, "unavailable")
         link.thaw()

@@ -8,8 +8,8 @@ from urllib.parse import quote
 
 import psycopg
 import pytest
-from api_link import linked
 from browsing import Visitor, served
+from link import linked
 from playwright.sync_api import expect
 from scenes import Scene
 
@@ -155,14 +155,14 @@ def test_without_a_database_it_says_so_and_comes_back(scene: Scene, visit: Calla
         early.go("/")
         early.expected.add("503")
         late.expected.add("503")
-        link.cut()
+        link.leave()
         late.go(f"/jobs/{scene.running}")
         expect(late.page.locator("#live")).to_contain_text("The database does not answer")
         assert "Traceback" not in late.page.content()
         expect(early.page.locator("#banner")).to_contain_text("The database does not answer")
         expect(early.page.locator("#queues-title ~ .scroll")).to_contain_text("load.orders")  # the last values
         expect(early.page.locator("#refreshing")).to_have_text("No answer")
-        link.mend()
+        link.back()
         expect(early.page.locator("#banner")).to_be_hidden()
         expect(early.page.locator("#refreshing")).to_have_text("Live")
         expect(late.page.locator("#args")).to_be_visible()

@@ -16,8 +16,8 @@ from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 
 import pytest
-from api.api_link import linked
 from farming import until
+from link import SILENT, linked
 
 from dataloader.api.server.slow_clients import BODY_LIMIT
 from tools.slow_clients import BODY, HEADERS, POST, TRIGGER, Crowd, figures, healths, job_of
@@ -253,7 +253,7 @@ def slowest_of_a_scene(own_db: str, tmp_path: Path) -> float:
             with ThreadPoolExecutor(80) as threads:  # more than there are sessions
                 assert set(threads.map(lambda _: triggered(port), range(80))) == {200}  # a rush is no fault
             assert set(crowd.statuses) == {200}
-            link.freeze()
+            link.leave(SILENT)
             frozen = healths(port, 2.5)
             print("and no database:", figures(frozen))
             until(lambda: crowd.statuses[503], "a refusal")
@@ -271,7 +271,7 @@ def test_a_rush_at_a_frozen_database_is_refused_in_time_and_at_a_live_one_served
         assert triggered(port) == 200
         for _ in range(3):
             assert set(threads.map(lambda _: triggered(port), range(80))) == {200}
-        link.freeze()
+        link.leave(SILENT)
         for _ in range(2):
             began = time.monotonic()
             assert set(threads.map(lambda _: triggered(port), range(80))) == {503}

@@ -27,6 +27,7 @@ import structlog
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
+from receiver import Receiver
 
 from dataloader import embedded, log
 from dataloader.log import masking
@@ -315,6 +316,14 @@ def conn(dsn: str) -> Iterator[db.Connection]:
     """A session on the database of `dsn`, opened as the project opens them."""
     with db.connect(dsn, name="test", schema="public") as conn:
         yield conn
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """A receiver of webhooks."""
+    made = Receiver()
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,9 @@ import hashlib
 import hmac
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
+
+from serving import Handler, Server
 
 KEY = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
@@ -23,7 +24,7 @@ class Got(NamedTuple):
         return json.loads(self.body)
 
 
-class Receiver:
+class Receiver(Server):
     """`answers` are (status, headers), one for each request; then 204. A status 0 breaks the connection."""
 
     def __init__(self, silent: bool = False) -> None:
@@ -32,7 +33,7 @@ class Receiver:
         self.ends = threading.Event()
         receiver = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Receiving(Handler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 receiver.got.append(Got(self.path, {name.lower(): value for name, value in self.headers.items()}, body))
@@ -40,29 +41,15 @@ class Receiver:
                     receiver.ends.wait()
                 status, headers = receiver.answers.pop(0) if receiver.answers else (204, {})
                 if status:
-                    self.send_response(status)
-                    for name, value in headers.items():
-                        self.send_header(name, value)
-                    self.end_headers()
+                    self.answer(status, headers=headers)
 
             do_GET = do_POST
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients break off here
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        super().__init__(Receiving)
 
     def close(self) -> None:
         self.ends.set()
-        self._server.shutdown()
-        self._server.server_close()
+        super().close()
 
 
 def is_signed(got: Got, key: str = KEY) -> bool:

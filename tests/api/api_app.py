@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from functools import cache
+from threading import Thread
 from typing import Any, ClassVar, get_args, get_type_hints
 
 import pytest
@@ -12,6 +13,7 @@ from flask.testing import FlaskClient
 from patience import PATIENCE
 from psycopg.rows import dict_row
 from werkzeug.routing import Rule
+from werkzeug.serving import WSGIRequestHandler, make_server
 
 from dataloader import config
 from dataloader.api import create_app, dispatch
@@ -121,3 +123,23 @@ def running(dsn: str, patient: bool = True, **settings: Any) -> Iterator[Flask]:
             yield app
         finally:
             app.extensions["sessions"].close()
+
+
+class _Quiet(WSGIRequestHandler):
+    def log(self, *_: object) -> None:
+        """The requests are not what a test's output should be full of."""
+
+
+@contextmanager
+def listening(app: Flask) -> Iterator[str]:
+    """The address of an application on a port of this machine, as long as the block."""
+    server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=_Quiet)
+    server.daemon_threads = False  # so that none is left when the sessions are closed
+    thread = Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

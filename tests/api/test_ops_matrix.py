@@ -7,7 +7,6 @@ names are tested in test_api_access.py.
 import json
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from threading import Thread
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 from urllib.parse import quote
@@ -15,11 +14,10 @@ from uuid import UUID, uuid4
 
 import pytest
 from annotated_types import Ge, Gt, Le, MaxLen, MinLen
-from api_app import HTMX, Refused, strict
+from api_app import HTMX, Refused, listening, strict
 from click.testing import CliRunner
 from flask import Flask
 from flask.testing import FlaskClient
-from werkzeug.serving import make_server
 
 from dataloader import client as of_client
 from dataloader import config, ops
@@ -116,13 +114,8 @@ def over_http(client: FlaskClient, op: Op, given: dict[str, Any]) -> Any:
 @pytest.fixture
 def service(app: Flask) -> Iterator[str]:
     """The address of the application."""
-    server = make_server("127.0.0.1", 0, app, threaded=True)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with listening(app) as address:
+        yield address
 
 
 @pytest.mark.parametrize("name", OPS)

@@ -4,13 +4,11 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 from typing import Any, Self
 
-from api_app import running
+from api_app import listening, running
 from patience import PATIENCE
 from playwright.sync_api import Browser, BrowserContext, Page, expect
-from werkzeug.serving import WSGIRequestHandler, make_server
 
 AXE = (Path(__file__).parent / "vendor" / "axe-4.14.1.min.js").read_text("utf-8")
 MOST_MS = PATIENCE * 1_000  # until a test gives up waiting
@@ -29,25 +27,11 @@ def is_inert(page: Page, address: str) -> bool:
     return page.locator(FOREIGN).count() == 0 and page.url.startswith(address + "/")
 
 
-class _Quiet(WSGIRequestHandler):
-    def log(self, *_: Any) -> None:
-        """The requests are not what a test's output should be full of."""
-
-
 @contextmanager
 def served(dsn: str, **settings: Any) -> Iterator[str]:
     """The application on a port of this machine; its address."""
-    with running(dsn, environment="test", **settings) as app:
-        server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=_Quiet)
-        server.daemon_threads = False  # so that none is left when the sessions are closed
-        thread = Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
-            server.server_close()
+    with running(dsn, environment="test", **settings) as app, listening(app) as address:
+        yield address
 
 
 class Visitor:

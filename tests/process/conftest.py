@@ -6,7 +6,6 @@ from pathlib import Path
 import farming
 import pytest
 from farming import Farm
-from receiver import Receiver
 from servers import Database, root, serving
 
 from dataloader.queue import migrations
@@ -39,13 +38,6 @@ def database() -> Iterator[Database]:
     with root() as folder, serving(folder) as database:
         migrations.migrate(database.dsn, schema="public")
         yield database
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    yield made
-    made.close()
 
 
 @pytest.fixture

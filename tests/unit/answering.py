@@ -1,10 +1,10 @@
 """An HTTP service for tests of clients: it gives the answers of a list, and keeps the requests."""
 
 import json
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+from serving import Handler, Server
 
 from dataloader.ops.op import adapter, may_be_none, plain_type
 
@@ -34,7 +34,7 @@ class Answer(NamedTuple):
     delay: float = 0.0
 
 
-class Service:
+class Service(Server):
     """Gives the answers of its list in their order, and repeats the last one."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Service:
         self.answers: list[Answer] = [Answer(document=STARTED)]
         service = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Answering(Handler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
@@ -51,17 +51,9 @@ class Service:
 
             do_POST = do_PUT = do_DELETE = do_GET
 
-            def log_message(self, *args: Any) -> None:
-                pass
+        super().__init__(Answering)
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.server.handle_error = lambda *args: None  # type: ignore[method-assign]  of clients that did not wait
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
-        self.thread.start()
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-
-    def reply(self, handler: BaseHTTPRequestHandler) -> None:
+    def reply(self, handler: Handler) -> None:
         length = int(handler.headers.get("Content-Length") or 0)
         body = json.loads(handler.rfile.read(length)) if length else None
         headers = {name.lower(): value for name, value in handler.headers.items()}
@@ -76,19 +68,10 @@ class Service:
             return
         self._send(handler, answer)
 
-    def _send(self, handler: BaseHTTPRequestHandler, answer: Answer) -> None:
+    def _send(self, handler: Handler, answer: Answer) -> None:
         raw = answer.raw if answer.raw is not None else json.dumps(answer.document).encode()
         raw = b"" if answer.status == 304 else raw
-        handler.send_response(answer.status)
-        for name, value in ({"Content-Length": str(len(raw))} | answer.headers).items():
-            handler.send_header(name, value)
-        handler.end_headers()
-        handler.wfile.write(raw)
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
+        handler.answer(answer.status, raw, answer.headers)
 
 
 def problem(status: int, kind: str, detail: str = "", **more: Any) -> Answer:

@@ -1,7 +1,7 @@
 """Shared by all commands: their classes and types of arguments, the refusal, and the DSN of the queue.
 
-A command has one or more `examples`, which its help shows as they would be typed. No help text is cut. A mistyped
-word gets an answer with the right ones that are most like it, bounded and without secrets.
+A command has one or more `examples`, which its help shows as they would be typed. No help text is cut. The
+answer to a mistyped word offers the right ones that are most like it; it is short and holds no secret.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ def pair(text: str) -> tuple[str, Any]:
 
 def span(text: str) -> float | None:
     """The seconds of a span such as 30s, 15min, 2h or 1d; None for any other text."""
-    found = _SPAN.fullmatch(text.strip())
-    return float(found[1]) * _UNITS[found[2]] if found else None
+    match = _SPAN.fullmatch(text.strip())
+    return float(match[1]) * _UNITS[match[2]] if match else None
 
 
 def instant(text: str, zone: tzinfo, flag: str) -> datetime:

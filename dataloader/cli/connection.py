@@ -86,7 +86,7 @@ class Reached:
                 base.refuse(text + ("" if is_new is None else TO_TAKE_IT), EXIT_FAILED)
 
     def hint(self, queue: str | None = None, task: str | None = None) -> None:
-        """Tell on stderr that a list is empty because the farm does not know these names."""
+        """Say on stderr that a list is empty because the farm does not know these names."""
         for _, text in self._unknown(queue, task):
             click.echo(f"dataloader: {text}", err=True)
 

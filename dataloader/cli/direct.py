@@ -75,10 +75,10 @@ class Direct(Farm):
             call = Call(lambda: conn, self._by, self._settings, trace=trace or obs.current())
             return op.run(call, op.checked(fields))
 
-        found = self._ask(run)
+        result = self._ask(run)
         if op.name not in ops.UNMASKED:
-            found = understood(answer, json.loads(as_json(log.masked(written(found)), None)))  # masked, as over HTTP
-        return getattr(found, field) if field else found
+            result = understood(answer, json.loads(as_json(log.masked(written(result)), None)))  # as over HTTP
+        return getattr(result, field) if field else result
 
     def claim_plan(self, queue: str) -> list[str]:
         """See postgres.claim_plan."""

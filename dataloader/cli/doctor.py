@@ -86,7 +86,7 @@ def doctor(reached: Reached, what: str | None) -> None:
 
 
 def _named(reached: Reached, name: str) -> None:
-    """Tell of the schedule of this name, else of the backfill, else of the queue."""
+    """Diagnose the schedule of this name, else the backfill, else the queue."""
     try:
         findings, kind = list(diagnose_schedule(reached.farm.schedule(name))), "schedule"
     except NotFound:
@@ -146,12 +146,14 @@ def diagnose(case: Case) -> Iterator[Finding]:
 def diagnose_claim(plan: Sequence[str]) -> Iterator[Finding]:
     """Findings about the cost of a claim, from its plan (postgres.claim_plan)."""
     text = "\n".join(plan)
-    found, read, *_ = map(int, re.findall(r"Limit \(actual.* rows=(\d+)", text))
+    chosen, read, *_ = map(int, re.findall(r"Limit \(actual.* rows=(\d+)", text))
     buffers = re.search(r"Buffers: shared(.*)", text)
     pages = sum(map(int, re.findall(r"(?:hit|read)=(\d+)", buffers[1]))) if buffers else 0
     duration = "".join(re.findall(r"Execution Time: (\S+ ms)", text))
-    yield Finding(f"A claim reads {pages} pages in {duration}, and passes over {read - found} of its first 1,000 jobs.")
-    if read > found:
+    yield Finding(
+        f"A claim reads {pages} pages in {duration}, and passes over {read - chosen} of its first 1,000 jobs."
+    )
+    if read > chosen:
         yield Finding("Their keys are busy, or they may not start. Further claims park or end them.")
     if pages > PAGES_MANY + 10 * read:
         yield Finding("Most of these pages have only dead rows. To see which session holds back vacuum:", ("doctor",))

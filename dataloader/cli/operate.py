@@ -1,6 +1,6 @@
 """Commands that change jobs (requeue, run-now, delete, cancel), queues, limits, plans, errors and webhooks.
 
-`made` makes the commands that this file does not define from the operations; a new parameter of one here is added here.
+`made` makes all other commands of these subjects from the operations. A new parameter of one here is added by hand.
 """
 
 from __future__ import annotations

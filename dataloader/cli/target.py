@@ -193,6 +193,6 @@ def reset(name: str) -> None:
 
 
 def _known(conn: db.Connection, name: str) -> dict[str, Any]:
-    if found := states.states(conn, name):
-        return found[0]
+    if rows := states.states(conn, name):
+        return rows[0]
     base.refuse(f"there is no state {name}: `dataloader state list` has their names", EXIT_FAILED)

@@ -60,7 +60,7 @@ def to_its_end(
 
             def show(job: Status) -> None:
                 nonlocal shown
-                failure = (job.attempt, job.error)  # of a run that is tried again: told once
+                failure = (job.attempt, job.error)  # of a run that is tried again: shown once
                 if job.status == "queued" and job.attempt and job.error and failure != shown:
                     shown, tried = failure, f"attempt {job.attempt} of {job.max_attempts}"
                     err.print(f"dataloader: {tried} failed: {screen.short(job.error, 400)}", soft_wrap=True)

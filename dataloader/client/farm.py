@@ -116,11 +116,11 @@ class Farm(Operations):
         if on_done is not None and len(documents) > BATCH:
             raise ValueError(f"on_done is for up to {BATCH} jobs: name their ids in the depends_on of another job")
         last = {} if on_done is None else {"on_done": document(on_done)}
-        found: list[Triggered] = []
+        added: list[Triggered] = []
         for start in range(0, max(len(documents), len(last)), BATCH):
             body = {"jobs": documents[start : start + BATCH], **last}
-            found += await made(self._call("POST /jobs/batch", TriggeredMany, body, "jobs"))
-        return found
+            added += await made(self._call("POST /jobs/batch", TriggeredMany, body, "jobs"))
+        return added
 
     @carried
     async def run(self, /, task: str, *, timeout: float | None = None, **fields: Any) -> Finished:

@@ -239,7 +239,7 @@ def _named_masked(text: str) -> str:
     text = _PAIR.sub(rf"\g<1>{MASK}", _HEADER.sub(rf"\g<1>\g<2>{MASK}", text))
     if "--" not in text:
         return text
-    return _FLAG.sub(lambda found: f"--{found[1]}{found[2]}{MASK}" if _has_secret_name(found[1]) else found[0], text)
+    return _FLAG.sub(lambda match: f"--{match[1]}{match[2]}{MASK}" if _has_secret_name(match[1]) else match[0], text)
 
 
 def clipped(text: str, limit: int) -> str:

@@ -2,7 +2,4 @@
 
 OpenAPI, the tables of the command line and the generated client are made from them. An answer is a frozen dataclass;
 the text behind a field is its description. A later version may add fields.
-
-    queues     queues, their settings, keys and figures
-    reading    a JSON document as a value of one of these types
 """

@@ -1,6 +1,6 @@
 """New jobs by the rules of a trigger: the bounds of their fields, the hooks, and the schemas of their tasks.
 
-What is not valid is a Problem that names each fault. Hooks run before a session is open.
+An invalid job is a Problem that names each fault. Hooks run before a session is open.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def many(call: Call, jobs: list[Any]) -> Columns:
 
 def warnings(call: Call, tasks: Sequence[str]) -> dict[str, str]:
     """A sentence for each of these tasks that no worker has shown and that has not run; at most FAULTS_SHOWN."""
-    found = {}
+    unknown = {}
     for task in sorted(set(tasks) - call.schemas(call.conn, set(tasks)).keys())[:FAULTS_SHOWN]:
         if (similar := operations.similar_tasks(call.conn, task)) is not None:
             meant = f": did you mean {' or '.join(map(repr, similar))}?" if similar and call.may_read else ""
-            found[task] = f"no worker knows the task {task!r}, and no job of it has run{meant}"
-    return found
+            unknown[task] = f"no worker knows the task {task!r}, and no job of it has run{meant}"
+    return unknown
 
 
 def _columns(call: Call, jobs: list[Any]) -> Columns:
@@ -106,8 +106,8 @@ def _require_args(
     for number, args in enumerate(all_args) if schemas else ():
         text = schemas.get(tasks[number % len(tasks)])
         path = ("jobs", number, "args") if is_batch else ("args",)
-        if text and (found := allowance.faults(text, json.loads(args) if isinstance(args, str) else args)):
-            at = [Fault(pointer=pointer((*path, *each.path)), code=each.code, message=str(each)) for each in found]
+        if text and (refused := allowance.faults(text, json.loads(args) if isinstance(args, str) else args)):
+            at = [Fault(pointer=pointer((*path, *each.path)), code=each.code, message=str(each)) for each in refused]
             wrong.append((keys[number % len(keys)], at))
             if len(wrong) == FAULTS_SHOWN:
                 break
@@ -125,7 +125,7 @@ def _hooked(job: dict[str, Any], path: tuple[str | int, ...]) -> dict[str, Any]:
 
 
 def _written(document: dict[str, Any], noun: str, limit: int) -> bytes:
-    """What hooks have made, as JSON at its shortest, so that a valid body that no hook changes is not too large."""
+    """The jobs that hooks have made, as the shortest JSON: a valid body that no hook changes is not too large."""
     try:
         # A lone surrogate becomes its escape, which the guards on a body then find and name.
         raw = _JSON.encode(document).encode(errors="backslashreplace")

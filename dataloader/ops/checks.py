@@ -59,10 +59,10 @@ def _at_once(raw: bytes, depth: int) -> Any:
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         raise ValueError
-    return found
+    return members
 
 
 def _finite(digits: str) -> float:
@@ -97,18 +97,18 @@ def _plain(value: Any, path: list[str | int], depth: int, walked: Iterator[int])
     if isinstance(value, list) and len(path) >= depth:
         raise _too_deep(path, depth)
     if isinstance(value, list):
-        found: dict[str | int, Any] = {}
+        items: dict[str | int, Any] = {}
         is_object = isinstance(value, _Pairs)
         steps: Iterable[tuple[Any, Any]] = value if is_object else enumerate(value)
         for step, item in steps:
             path.append(step)
             if is_object:
                 _check_text(step, path)
-            if step in found:
+            if step in items:
                 raise invalid(pointer(path), "duplicate_key", "a key should occur once in an object")
-            found[step] = _plain(item, path, depth, walked)
+            items[step] = _plain(item, path, depth, walked)
             path.pop()
-        return found if is_object else list(found.values())
+        return items if is_object else list(items.values())
     if isinstance(value, str):
         _check_text(value, path)
     if isinstance(value, float) and not math.isfinite(value):

@@ -66,11 +66,11 @@ class Unknown(Exception):
         super().__init__(special.get(noun, f"there is no {noun} of this name"))
 
 
-def known(found: T | None, noun: str) -> T:
-    """Return `found`; raises Unknown where it is None."""
-    if found is None:
+def known(value: T | None, noun: str) -> T:
+    """Return `value`; raises Unknown where it is None."""
+    if value is None:
         raise Unknown(noun)
-    return found
+    return value
 
 
 class NotAllowed(Exception):

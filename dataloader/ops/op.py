@@ -34,7 +34,7 @@ class Call:
     session: Callable[[], Connection]
     by: str
     settings: Settings
-    may_read: bool = True  # names that the asker has not given
+    may_read: bool = True  # whether an answer may hold names that the asker has not given
     asker: Asker | None = None  # the owner of the jobs that it adds
     trace: str | None = None  # a W3C traceparent
     outlook: Callable[[Connection, str], Outlook] = outlook  # the API keeps those of the last seconds
@@ -239,7 +239,7 @@ def operations_on(noun: str, parameter: str, example: str) -> Callable[..., Op]:
 
 
 def made(kind: type[R], row: Mapping[str, Any]) -> R:
-    """The answer of this type in a row; what the type does not declare is not shown.
+    """The answer of this type in a row, without columns that the type does not declare.
 
     Other services may write to the tables. A row of theirs that breaks the type is shown as it is.
     """

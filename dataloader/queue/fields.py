@@ -100,12 +100,12 @@ class NewJob:
 
 def _of_new_job() -> tuple[Field, ...]:
     hints = get_type_hints(NewJob, include_extras=True)
-    found = []
+    declarations = []
     for each in fields(NewJob):
         for declared in getattr(hints[each.name], "__metadata__", ()):
             default = each.default if each.default_factory is MISSING else each.default_factory()
-            found.append(replace(declared, name=each.name, default=REQUIRED if default is MISSING else default))
-    return tuple(found)
+            declarations.append(replace(declared, name=each.name, default=REQUIRED if default is MISSING else default))
+    return tuple(declarations)
 
 
 OF_NEW_JOB = _of_new_job()
@@ -139,7 +139,7 @@ FILTERS = tuple(each.name for each in FIELDS if "filter" in each.seen)
 # The fields of a job that are stored in other tables (queue/parents.py).
 LINKS = ("depends_on", "on_parent_failure")
 
-# What SQL fills in where the producer gives nothing: the place, null unless the queue is ordered; the time of the
+# The SQL for the fields that the producer leaves out: the place, null unless the queue is ordered; the time of the
 # transaction; what the task's pipeline says. All other fields are `plain`.
 _INSTEAD = {
     "score": "(SELECT extract(epoch FROM clock_timestamp()) FROM dl_queues WHERE queue = %(queue)s AND ordered)",
@@ -162,7 +162,7 @@ _SHOWN = {
 
 def filled(text: str) -> str:
     """`text` with the lists of fields in their places."""
-    return re.sub(r"\{fields\.(\w+)\}", lambda found: _LISTS[found[1]], text)
+    return re.sub(r"\{fields\.(\w+)\}", lambda match: _LISTS[match[1]], text)
 
 
 def _each(text: str, fields: Iterable[Field] = OF_PRODUCER) -> str:

@@ -23,7 +23,7 @@ _log = structlog.get_logger("worker")
 
 
 def write(conn: Conn, runs: Collection[RunLog], at: float) -> None:
-    """Write what these runs have not written yet. Raises only what a new session may heal; then the lines wait."""
+    """Write the new lines of these runs. Raises only errors that a new session may heal; the lines then wait."""
     todo = [(run, run.unwritten()) for run in runs if run.has_news]
     if not todo:
         return

@@ -35,7 +35,7 @@ _GROUPS = {
 }
 _TYPES = {field.name: field.type for field in fields.FIELDS}
 _BEFORE_ALL = {"timestamptz": "-infinity", "int": "0", "uuid": str(UUID(int=0))}
-# What operators do to named jobs, and the statement of it; and to the jobs of a queue: their group, and the statement.
+# The orders to named jobs, each with its statement; the orders to a queue, each with its group of jobs and statement.
 VERBS = {"cancel": "", "requeue": "requeue", "start-over": "requeue", "run-now": "run_now", "delete": "delete"}
 QUEUE_VERBS = {
     "requeue-dead": ("dead", "requeue"),

@@ -127,7 +127,7 @@ class RunLog:
         with self._lock:
             lines = [*self._head, *(line for line in self._tail if line.number > self.written)]
             if self.is_in_doubt:
-                # What else is to be left out is so next time.
+                # The next call leaves out the other lines.
                 return Unwritten((self.written + 1, self.number), lines, self._deleted)
             return Unwritten(self._surplus, lines, self._left_out)
 

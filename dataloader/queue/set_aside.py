@@ -17,7 +17,7 @@ from dataloader.queue.job import clip
 
 LOCK = 0x646C_6173_6964_6521  # an advisory lock outside the range of keys
 SUSPECTS = 1_100  # jobs of a queue, of each kind: a claim reads hardly more
-# What a row may cause: a wrong number of rows, data, a constraint, a limit of the server, a trigger that raises.
+# Errors of a row: a wrong number of rows, data, a constraint, a limit of the server, a trigger that raises.
 _OF_A_ROW = ("21", "22", "23", "54", "P0")
 _SQL = db.statements("set_aside.sql")
 

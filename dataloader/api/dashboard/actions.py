@@ -144,7 +144,7 @@ def carry_out(name: str) -> Response:
         raise Problem(404, "There is no such action.")
     given = _checked(op, texts)
     answer, facts = repeated(op, given)
-    after = facts.get("next") if "after" in op.parameters else None  # that of a schedule are its due times
+    after = facts.get("next") if "after" in op.parameters else None  # a schedule's `next` are its due times
     g.changed = texts | {"action": name} | ({"jobs": facts["changed"]} if "changed" in facts else {})
     sentence = op.sentence(answer, given | facts | {"flags": ""}, _shown) or f"{facts['name']}: done"
     sentence += "" if facts.get("is_known", True) else ". No queue of this name is known now"
@@ -178,8 +178,8 @@ def _shown(value: Any) -> str:
 def _changed_texts() -> dict[str, str]:
     """The parameters of a button, and the fields of its form.
 
-    Of fields with one name the last counts, so that a hidden field speaks for a box that is not ticked. A field that
-    is as its `was.` says stays out: the user has not changed it.
+    The last of several fields of one name counts: a hidden one stands for a box that is not ticked. A field that equals
+    its `was.` is left out, because the user has not changed it.
     """
     texts = {name: given[-1] for source in (request.args, request.form) for name, given in source.lists()}
     return {
@@ -245,11 +245,11 @@ def order_jobs() -> Response:
     """Change jobs of a preview for some time; the answer goes on by itself until all are."""
     form = request.form
     so_far, count = (form.get(name, type=int, default=0) for name in ("changed", "count"))
-    found, facts = _carried_out("order_jobs")
-    g.changed = {"action": found.order, "jobs": facts["changed"]}
+    answer, facts = _carried_out("order_jobs")
+    g.changed = {"action": answer.order, "jobs": facts["changed"]}
     changed = so_far + facts["changed"]
-    response = _part("progress.html", found.order, changed=changed, count=count, after=found.next, form=form)
-    if found.next is None:
+    response = _part("progress.html", answer.order, changed=changed, count=count, after=answer.next, form=form)
+    if answer.next is None:
         response.headers["HX-Trigger"] = "refresh"
     return response
 

@@ -58,8 +58,8 @@ class Range:
 
 
 RANGES = {
-    found.name: found
-    for found in (
+    each.name: each
+    for each in (
         Range("1h", "1 hour", "minute", 3_600, 60),
         Range("6h", "6 hours", "5 minutes", 6 * 3_600, 300),
         Range("24h", "24 hours", "15 minutes", 24 * 3_600, 900),
@@ -70,7 +70,7 @@ DEFAULT_RANGE = "1h"
 
 
 def throughput(wanted: Range, steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the page shows of the steps of `stats.throughput`.
+    """The steps of `stats.throughput` as the page shows them.
 
     `columns` are drawn: instants (seconds since 1970), runs that ended, runs of them that failed. `rows` are listed:
     the steps with a run and the present one, the newest first.
@@ -92,7 +92,7 @@ def throughput(wanted: Range, steps: Sequence[Mapping[str, Any]]) -> dict[str, A
 def stacked(rows: Sequence[Mapping[str, Any]], below: str, above: str) -> list[Rectangle]:
     """A column for each row: the count `below` at the bottom, of the kind `done`, and on it `above`, `failed`.
 
-    What there is of either is at least THINNEST high.
+    Each count above 0 is at least THINNEST high.
     """
     most = max((row[below] + row[above] for row in rows), default=0) or 1
     step = WIDTH / max(len(rows), 1)

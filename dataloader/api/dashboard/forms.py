@@ -104,7 +104,7 @@ def _input(
 
 
 def _resolved(schema: Mapping[str, Any], own: Any) -> dict[str, Any]:
-    """A property with what its `$ref` leads to, and of a choice between something and null the something."""
+    """A property with its `$ref` resolved; of a choice between a schema and null, that schema."""
     node: dict[str, Any] = dict(own) if isinstance(own, dict) else {}
     for _ in range(4):  # a ref to a ref may go round
         choices = [each for each in node.get("anyOf") or () if isinstance(each, dict) and each.get("type") != "null"]
@@ -176,7 +176,7 @@ def args_of(
 ) -> dict[str, Any]:
     """The args that the form says; `old` are those of the job that is run again, else {}. Raises a 400 Problem.
 
-    A field that is empty is left out, unless it is one that has shown nothing for what the job has.
+    An empty field is left out, unless the form has shown the job's own value as empty.
     """
     properties = (schema or {}).get("properties") or {}
     args: dict[str, Any] = {}

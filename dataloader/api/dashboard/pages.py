@@ -581,7 +581,7 @@ def queue(queue: str) -> Response:
 def runs_of(read: Callable[..., Any], *of: str) -> dict[str, Any]:
     """The runs of a queue or a task, with their charts, in the range of the address."""
     figures = lately(read, *of, asked_range())
-    return {"found": figures, "ranges": list(runs.RANGES), **charts.drawn(figures)}
+    return {"report": figures, "ranges": list(runs.RANGES), **charts.drawn(figures)}
 
 
 def lately(read: Callable[..., T], *of: Any) -> T:
@@ -601,8 +601,8 @@ def asked_range(known: Collection[str] = runs.RANGES.keys(), usual: str = runs.U
 def tasks() -> Response:
     """All tasks with their figures; the address holds the range and the filter."""
     range_, like = asked_range(), request.args.get("like", "")
-    found = lately(runs.listed, range_, like)
-    return show("tasks.html", found=found, like=like, ranges=list(runs.RANGES))
+    report = lately(runs.listed, range_, like)
+    return show("tasks.html", report=report, like=like, ranges=list(runs.RANGES))
 
 
 @blueprint.get("/tasks/<anything:task>")
@@ -610,9 +610,9 @@ def task(task: str) -> Response:
     """One task: its figures, charts, queues and last jobs."""
     if not (task := named_queue(task)):
         raise Problem(404, "The address names no task.")
-    found = runs_of(runs.task_runs, task)
+    shown = runs_of(runs.task_runs, task)
     page = lately(stats.jobs, stats.Wanted(task=task), LATEST)
-    return show("task.html", name=task, jobs=page.jobs, is_cut=page.next is not None, **found)
+    return show("task.html", name=task, jobs=page.jobs, is_cut=page.next is not None, **shown)
 
 
 @blueprint.get("/timeline")
@@ -621,14 +621,14 @@ def timeline() -> Response:
     text = request.args.get("hours", str(of_timeline.HOURS[0]))
     if text not in map(str, of_timeline.HOURS):
         raise Problem(400, f"The hours should be one of: {', '.join(map(str, of_timeline.HOURS))}.")
-    found = lately(of_timeline.read, int(text))
-    shown = charts.lanes(found.runs, found.since, found.until)
+    report = lately(of_timeline.read, int(text))
+    shown = charts.lanes(report.runs, report.since, report.until)
     return show(
         "timeline.html",
-        found=found,
-        runs=found.runs[: -RUNS - 1 : -1],
+        report=report,
+        runs=report.runs[: -RUNS - 1 : -1],
         lanes=shown,
-        more_workers=len({run.worker for run in found.runs}) - len(shown),
+        more_workers=len({run.worker for run in report.runs}) - len(shown),
         hours=int(text),
         choices=of_timeline.HOURS,
         height=max(len(shown), 1) * (charts.LANE + charts.GAP),

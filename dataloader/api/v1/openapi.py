@@ -67,10 +67,10 @@ def openapi() -> Response:
     """This document."""
     if "openapi" not in current_app.extensions:
         current_app.extensions["openapi"] = text(document(current_app))
-    found: str = current_app.extensions["openapi"]
+    written: str = current_app.extensions["openapi"]
     if request.script_root:
-        found = text(json.loads(found) | {"servers": [{"url": request.script_root}]})
-    return Response(found, mimetype=JSON)
+        written = text(json.loads(written) | {"servers": [{"url": request.script_root}]})
+    return Response(written, mimetype=JSON)
 
 
 @blueprint.get("/docs")

@@ -66,10 +66,7 @@ def install(app: Flask) -> None:
 
 
 class _Proxies(ProxyFix):
-    """The path of the service on a shared host begins each link of a page, so it counts only where it is a plain path.
-
-    The nearest proxy says it, whatever the number of proxies.
-    """
+    """Believes X-Forwarded-Prefix of the nearest proxy alone, and only a plain path: links of pages begin with it."""
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if header := environ.get("HTTP_X_FORWARDED_PREFIX"):

@@ -42,7 +42,7 @@ class SharedAnswer(Generic[T]):
         self._asking = Lock()
 
     def ask(self, question: Callable[[], T]) -> T:
-        """The answer, not older than that. Raises the exceptions of `question`."""
+        """The answer, renewed where it is not fresh. Raises the exceptions of `question`."""
         age = monotonic() - self._at
         if self._answer is not None and age < self._fresh_sec:
             return self._answer

@@ -99,7 +99,7 @@ class LongPolls:
 
 
 class StatusQuery(Texts):
-    """GET /api/v1/jobs/{job_id}/status, which ignores all others."""
+    """The query of GET /api/v1/jobs/{job_id}/status, which ignores other parameters."""
 
     model_config = ConfigDict(extra="ignore")
     wait: Annotated[int, Field(ge=0, le=WAIT_LIMIT), BeforeValidator(whole_number)] | None = Field(

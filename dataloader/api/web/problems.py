@@ -58,7 +58,7 @@ def _answer_unknown(error: Exception) -> Response:
     facts = {"request_id": request_id(), "path": request.path, "error": type(error).__name__}
     if db.is_passing(error):
         _log.warning("api.unavailable", **facts)
-        reason = f": {said}" if (said := db.reason(error)) else ""
+        reason = f": {words}" if (words := db.reason(error)) else ""
         takes_no_writes = isinstance(error, errors.DiskFull | errors.ReadOnlySqlTransaction)
         fault = "takes no writes" if takes_no_writes else "does not answer"
         return _unavailable(f"The database {fault}{reason}. Nothing is confirmed: send the request again.")

@@ -58,18 +58,18 @@ def partitions_between(since: str, until: str, step: str) -> list[str]:
     if begin > last:  # type: ignore[operator]
         raise ValueError(f"since should not be behind until: {since} is behind {until}")
     is_day = isinstance(begin, datetime) and not parsed.span % timedelta(days=1) and begin.hour == begin.minute == 0
-    found, at = list[str](), begin
+    texts, at = list[str](), begin
     while at <= last:  # type: ignore[operator]
-        if len(found) == MOST:
+        if len(texts) == MOST:
             raise ValueError(
                 f"a backfill should have at most {MOST:,} partitions: choose a longer step, or two backfills"
             )
-        found.append(_text(at, is_day))
+        texts.append(_text(at, is_day))
         try:
-            at = parsed.from_(begin, len(found))
+            at = parsed.from_(begin, len(texts))
         except ValueError:  # the year 9999 was the last
             break
-    return found
+    return texts
 
 
 def _text(at: int | datetime, is_day: bool) -> str:

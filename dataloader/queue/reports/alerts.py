@@ -58,10 +58,10 @@ def conditions(queue: Row, lag_sec: float, paused_sec: float, now: datetime) -> 
 def farm_alerts(overview: Row, workers: Sequence[Row], postgres: Row | None, wrong: Sequence[Row]) -> list[Alert]:
     """The farm's alerts, the grave ones first; `wrong` is of stats.wrong."""
     lag_sec = max((queue["lag_sec"] for queue in overview["queues"]), default=0.0)
-    found = [*(_server_alerts(postgres, lag_sec) if postgres else ()), *_silent_workers(workers), *map(_broken, wrong)]
+    active = [*(_server_alerts(postgres, lag_sec) if postgres else ()), *_silent_workers(workers), *map(_broken, wrong)]
     for queue in overview["queues"]:
-        found += _queue_alerts(queue)
-    return sorted(found, key=lambda alert: not alert.is_grave)
+        active += _queue_alerts(queue)
+    return sorted(active, key=lambda alert: not alert.is_grave)
 
 
 def _queue_alerts(queue: Row) -> Iterator[Alert]:

@@ -1,6 +1,6 @@
 """Orders to all jobs of a list, or to the ticked ones: a preview, then the change, some jobs at a time.
 
-The preview's confirmation changes no job that has changed since or left the list. Functions may raise psycopg.Error.
+An order changes no job that has changed since its preview, or has left the list. Functions may raise psycopg.Error.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def target(matching: Mapping[str, Any] | None, job_ids: Sequence[UUID] | None) -
 
 
 def preview(conn: Conn, order: str, target: Target) -> Row:
-    """What the order (one of ORDERS) would do now to the jobs of the list, as model.Preview. Raises WrongSearch."""
+    """The effect that the order (one of ORDERS) would have now on the list, as model.Preview. Raises WrongSearch."""
     as_of, reasons = _SQL.value(conn, "now"), ORDERS[order]
     tally = _tally(conn, target, as_of)
     counts = {kind: number for kind, number in tally["counts"].items() if number or kind in tally["at_least"]}

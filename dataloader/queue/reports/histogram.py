@@ -58,7 +58,7 @@ def upper(slot: int) -> float:
 
 
 def bars(*histograms: Histogram) -> list[tuple[float, float, list[int]]]:
-    """Up to BARS bars of as many slots: what it is above of, up to where it goes, and the count of each histogram."""
+    """Up to BARS bars, all of as many slots: lower bound, upper bound, and the count of each histogram."""
     slots = [slot for histogram in histograms for slot in histogram.counts]
     if not slots:
         return []

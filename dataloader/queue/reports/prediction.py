@@ -1,8 +1,8 @@
 """PURE: when the jobs of a queue will end, by what runs, what waits before them, and how long such runs have taken.
 
 The future is played several times: free workers take jobs in the claim's order, and a run takes as long as a drawn one
-of its task. An end is the median of the plays, its range has eight of ten. What plays do not know (new jobs, failures,
-other workers) shows in earlier predictions, of which a correction follows: a Range of factors.
+of its task. An end is the median of the plays, its range has eight of ten. Plays know no new jobs, failures and other
+workers. Their effect shows in earlier predictions, from which a correction follows: a Range of factors.
 """
 
 from __future__ import annotations

@@ -124,27 +124,27 @@ def queue_prediction(seen: Outlook) -> Row:
 
 
 def job(conn: Conn, job_id: UUID) -> Row | None:
-    """What a prediction of a job needs besides its queue's outlook, for `job_prediction`; None for an unknown id."""
+    """The facts of a job that `job_prediction` needs besides its queue's outlook; None for an unknown id."""
     return _SQL.first(conn, "job", job_id=job_id)
 
 
 def job_prediction(seen: Outlook, job: Row) -> Row:
     """PURE: the report of when a job will end; one beyond LINE ends after LINE and before all that is due."""
-    found, reason = seen.ends.get(job["job_id"]), seen.reason
+    range_, reason = seen.ends.get(job["job_id"]), seen.reason
     if job["status"] not in ("queued", "running"):
         reason = "over"
     elif job["blocked_on"] == "parent":
         reason = "parents"
     elif job["is_held"] and reason in (None, "nothing"):
         reason = "held"
-    if found is None and not reason:
+    if range_ is None and not reason:
         if len(seen.plain) < LINE or not seen.last:
             reason = "no_runs"
         else:
             end = Range(*map(max, seen.last, seen.line or seen.last))
             middle = (seen.last.middle + end.middle) / 2
-            found = Range(*(max(each, job["due_sec"]) for each in (seen.last.low, middle, end.high)))
-    shown = _shown(seen, found, reason)
+            range_ = Range(*(max(each, job["due_sec"]) for each in (seen.last.low, middle, end.high)))
+    shown = _shown(seen, range_, reason)
     is_late = bool(job["deadline"] and shown["ends_at"] and shown["ends_at"] > job["deadline"])
     return {name: job[name] for name in ("job_id", "queue", "status", "deadline")} | shown | {"is_late": is_late}
 
@@ -177,7 +177,7 @@ class Noted(NamedTuple):
 def note(conn: Conn, after: str) -> Noted | None:
     """Called by the reaper: note what is predicted of the next queue behind the name `after`, and at "" compare.
 
-    The journal tells once of a job that will miss its deadline. None: no queue is left, or another reaper is at it.
+    The journal notes once that a job will miss its deadline. None: no queue is left, or another reaper is at it.
     """
     with conn.transaction():
         db.give_up_after(conn, 1.0, lock_sec=0.1)  # the reaper has one session for this and for leases

@@ -1,4 +1,4 @@
-"""What the runs of tasks and queues took lately, compared with the period before. May raise psycopg.Error."""
+"""The costs of the latest runs of tasks and queues, and of those in the period before. May raise psycopg.Error."""
 
 from __future__ import annotations
 

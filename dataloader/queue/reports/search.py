@@ -22,7 +22,7 @@ from dataloader.queue.job import STATUSES
 LENGTH = 512  # characters of a search
 WORDS = 8
 ARGS = 4  # each may have two meanings, which are all tried
-# What a search calls a field, and what filters call it.
+# The name of each field in a search, and its name in filters.
 FIELDS = {
     "status": "status",
     "task": "task",

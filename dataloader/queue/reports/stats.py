@@ -275,8 +275,8 @@ def show_workers(
 
 def postgres(conn: Conn, reaper_period_sec: float = 0.0) -> Row:
     """The server: version, sizes, connections, dead tuples, its oldest transaction, `blockers`; what `vacuum` says."""
-    found = {"blockers": blockers(conn)}
-    return _SQL.rows(conn, "postgres")[0] | vacuum(conn) | fitness(conn, reaper_period_sec) | found
+    row = _SQL.rows(conn, "postgres")[0] | {"blockers": blockers(conn)}
+    return row | vacuum(conn) | fitness(conn, reaper_period_sec)
 
 
 def blockers(conn: Conn) -> list[Row]:
@@ -395,24 +395,24 @@ def jobs(conn: Conn, wanted: Wanted, limit: int = 50, after: str | None = None, 
     """
     wanted, advice = wanted.whole, None
     if wanted.sort == "key":
-        found, following = _by_key(conn, wanted, limit, after)
+        rows, following = _by_key(conn, wanted, limit, after)
     elif scan is not None:
-        found, following = _by_change(conn, wanted, limit, after, scan=scan)
+        rows, following = _by_change(conn, wanted, limit, after, scan=scan)
     else:
         try:
             with conn.transaction():
                 db.give_up_after(conn, FILL_SEC)
-                found, following = _by_change(conn, wanted, limit, after)
+                rows, following = _by_change(conn, wanted, limit, after)
         except psycopg.errors.QueryCanceled:
-            found, following = _by_change(conn, wanted, limit, after, scan=SCAN_MOST)
-    ran = [row["job_id"] for row in found if row["started_at"]]
+            rows, following = _by_change(conn, wanted, limit, after, scan=SCAN_MOST)
+    ran = [row["job_id"] for row in rows if row["started_at"]]
     run_secs = {row["job_id"]: row["run_sec"] for row in _SQL.rows(conn, "last_runs", job_ids=ran)} if ran else {}
     if search.parsed(wanted.q).args and not has_args_index(conn):
         advice = (
             "arguments are searched job by job, the last change first: where that takes too long,"
             " `dataloader search-index create` makes an index for them"
         )
-    return Page([row | {"run_sec": run_secs.get(row["job_id"])} for row in found], following, advice)
+    return Page([row | {"run_sec": run_secs.get(row["job_id"])} for row in rows], following, advice)
 
 
 def chosen(

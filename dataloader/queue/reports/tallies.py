@@ -31,7 +31,7 @@ _SOURCES = {
 }
 _QUEUED = set(stats.QUEUED)
 _NOT_QUEUED = ("of_running", "of_dead", "of_finished")
-# What the jobs of a status that is none of TALLIED count as.
+# The kinds of the jobs of a status that is none of TALLIED.
 _GROUPS = {"queued": _QUEUED, "fresh": _QUEUED, "retries": _QUEUED, "dead": set(map(str, DEAD))}
 
 

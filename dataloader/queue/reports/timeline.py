@@ -88,7 +88,7 @@ def read(conn: Conn, hours: int) -> Timeline:
 
 
 def paired(events: Iterable[Row], running: Iterable[Row], since: datetime) -> list[Run]:
-    """PURE: the runs that these rows of the journal tell of, but for those of which the end is unknown."""
+    """PURE: the runs in these rows of the journal, without those whose end is unknown."""
     begun: dict[UUID, Row] = {row["job_id"]: row for row in running if row["ts"] <= since}
     now_running = {row["job_id"] for row in running}
     runs: list[Run] = []

@@ -71,7 +71,7 @@ def put(
     queues: list[str] | None = None,
     lag_sec: float = LAG_SEC,
 ) -> Row:
-    """Add or change the webhook of this name; the first is told of what happens from now on. Raises WrongWebhook.
+    """Add or change the webhook of this name; the first gets messages of later events only. Raises WrongWebhook.
 
     A secret `url` is ${DL_WEBHOOK_...}; `signed_by` names a variable; None for `kinds` or `queues`: all.
     """
@@ -121,7 +121,7 @@ def is_firing(conn: Conn, name: str, message: Message) -> bool:
 
 def publish(conn: Conn, rules: Rules) -> int:
     """Add one job for each due message, also if several reapers call this; raises instead of waiting for a lock."""
-    if not (found := listed(conn)):
+    if not (receivers := listed(conn)):
         return 0
     with conn.transaction():
         db.give_up_after(conn, 3.0, lock_sec=0.1)  # the reaper has one session for this and for leases
@@ -136,7 +136,7 @@ def publish(conn: Conn, rules: Rules) -> int:
         for row in _SQL.rows(conn, "firing"):
             if row["kind"] in KINDS:
                 firing[row.pop("webhook")].append(Firing(**row))
-        for each in found:
+        for each in receivers:
             try:
                 with conn.transaction():
                     for message in messages.due(each, events, queues, firing[each["name"]], rules, now):

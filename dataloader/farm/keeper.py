@@ -239,8 +239,9 @@ class Keeper:
             if why := kill_reason(slot):
                 slot.why = why
                 kill_group(slot.pid)
-            # A newborn worker shows its pid soon; there is none where the supervisor has died before the fork.
-            if process.started(slot.pid) is None if slot.pid else why:
+            # A newborn worker shows its pid soon. A slot keeps none where the supervisor has died before the fork.
+            is_gone = process.started(slot.pid) is None if slot.pid else bool(why)
+            if is_gone:
                 kill_group(slot.pid)  # the processes that its job has started
                 slot.exit_status = -signal.SIGKILL
                 slot.state = State.DEAD

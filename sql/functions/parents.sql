@@ -144,21 +144,21 @@ SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS 
 DECLARE
   most CONSTANT int := 100;
   ended uuid[] := p_ended;
+  concerned uuid[];
   children uuid[];
   step record;
   number int := 0;
   tries int := 0;
 BEGIN
   FOR round IN 1 .. 20 LOOP
-    children := ARRAY(
-      SELECT job_id FROM {schema}.dl_waiting
-       WHERE job_id = ANY (ARRAY(SELECT c.job_id FROM {schema}.dl_concerned(ended, most) c)) FOR UPDATE SKIP LOCKED);
+    concerned := ARRAY(SELECT c.job_id FROM {schema}.dl_concerned(ended, most) c);
+    IF concerned = '{}' THEN
+      RETURN;
+    END IF;
+    children := ARRAY(SELECT job_id FROM {schema}.dl_waiting WHERE job_id = ANY (concerned) FOR UPDATE SKIP LOCKED);
     step := {schema}.dl_end_waits(children, ended);
     number := number + step.changed;
     IF step.changed = 0 THEN
-      IF NOT EXISTS (SELECT FROM {schema}.dl_concerned(ended, 1)) THEN
-        RETURN;
-      END IF;
       EXIT WHEN tries = 3;
       tries := tries + 1;
       PERFORM pg_sleep(0.0002 * 5 ^ tries);

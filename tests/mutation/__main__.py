@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+import tools  # noqa: F401  makes the modules of tests importable
 from dataloader.queue import migrations
 from tests.conftest import BASE, OWNER, RUN, URL, create, ordinary_role, started
 

@@ -31,6 +31,7 @@ from dataloader.queue.job import Checkpoint, Delivery, End, as_progress, beat_in
 CHECK_SEC = 0.005  # between two checks of a run's deadlines
 REST_SEC = 1.0  # without a run until the thread sleeps
 PROGRESS_SEC = 1.0  # progress and checkpoints are written at most once in this time
+LOGS_AGAIN_SEC = 10.0  # from a write of lines that fails to the next one
 RETAKE_SEC = periods.seconds("RETAKE_SEC", 5.0)  # for taking the key again: the former session has 2 s to end
 LONG_SEC = 1.0  # after so long a run UNLISTENs at a beat, because unread notifications cost the server
 LOST_SEC = 1.0  # until a run stops whose key another worker may have
@@ -250,7 +251,8 @@ class Heartbeat(threading.Thread):
             if now() >= capture.read_at:
                 capture.read_output()
             if (written := capture.run) is not None and written.has_news and now() >= capture.write_at:
-                places = capture.places()
+                # Before the write: another session may have locked the table, and beats are not to wait for it.
+                places, capture.write_at = capture.places(), now() + LOGS_AGAIN_SEC
                 logs.write(session.conn, [written], now())
                 return capture.written(written, places)
             if lease.began < now() - TICK_SEC:

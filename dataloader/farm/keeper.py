@@ -439,7 +439,7 @@ class Salvage:
             lines = [each for place in places for each in last_words(*place)]
             for each in lines:
                 run.add(min(now(), each.at or now()), each.level, each.source, each.text)
-            logs.write(conn, [run], now())
+            logs.write(conn, [run], now(), are_over=True)
             for each in lines:
                 if each.at is None:  # the output goes on to where the worker's own had led
                     self._echoes[each.source](each.text.encode("utf-8", "backslashreplace") + b"\n")

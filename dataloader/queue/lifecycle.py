@@ -424,7 +424,7 @@ def _keep_before(conn: Conn, ends: Collection[Ended]) -> None:
         if end.checkpoint is not None:
             keep_checkpoint(conn, end.job, end.checkpoint)
     if runs := [end.log for end in ends if end.log is not None]:
-        logs.write(conn, runs, monotonic())
+        logs.write(conn, runs, monotonic(), are_over=True)
 
 
 def _spend_checkpoints(conn: Conn, ends: Collection[Ended], ended: Mapping[UUID, Status]) -> None:

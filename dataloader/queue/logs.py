@@ -22,8 +22,11 @@ _SQL = db.statements("logs.sql")
 _log = structlog.get_logger("worker")
 
 
-def write(conn: Conn, runs: Collection[RunLog], at: float) -> None:
-    """Write the new lines of these runs. Raises only errors that a new session may heal; the lines then wait."""
+def write(conn: Conn, runs: Collection[RunLog], at: float, are_over: bool = False) -> None:
+    """Write the new lines of these runs. Raises only errors that a new session may heal; the lines then wait.
+
+    LockNotAvailable too, while another session has the table locked; lines of runs that `are_over` are dropped then.
+    """
     todo = [(run, run.unwritten()) for run in runs if run.has_news]
     if not todo:
         return
@@ -35,7 +38,7 @@ def write(conn: Conn, runs: Collection[RunLog], at: float) -> None:
     except psycopg.Error as e:
         for run, _ in todo:
             run.is_in_doubt = run.is_in_doubt or conn.closed
-        if db.is_passing(e):
+        if db.is_passing(e) and not (are_over and isinstance(e, psycopg.errors.LockNotAvailable)):
             raise
         _log.warning("worker.logs.failed", error=str(e).strip())
     for run, unwritten in todo:

@@ -181,6 +181,13 @@ def leaves_slowly(args: dict[str, Any]) -> Iterator[Progress]:
         time.sleep(args["sec"])
 
 
+@register("prints_on")
+def prints_on(args: dict[str, Any]) -> None:
+    while True:
+        print("a line", flush=True)
+        time.sleep(0.05)
+
+
 @register("waits_for_a_child")
 def waits_for_a_child(args: dict[str, Any], context: Context) -> None:
     """Wait for a process that does not end; in a session of its own where `daemon`."""

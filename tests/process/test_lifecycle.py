@@ -151,6 +151,20 @@ def test_a_stuck_worker_is_killed_after_dl_stall_sec(farm: Farm) -> None:
     assert farm.wait(farm.enqueue("noop"), "succeeded")
 
 
+def test_a_locked_table_of_logs_stops_neither_the_beats_nor_the_keeper(farm: Farm, own_db: str) -> None:
+    """A run whose output cannot be written is not stalled; when its worker dies, its job comes back at once."""
+    program = farm.ready(workers=1, dl_stall_sec=3, dl_periods='{"WORKER_LOCK_SEC": 0.5}')
+    job = farm.enqueue("prints_on")
+    until(lambda: farm.rows("SELECT FROM dl_job_logs"), "its first lines")
+    beats = set()
+    with psycopg.connect(own_db) as operator:
+        operator.execute("LOCK TABLE dl_job_logs IN SHARE MODE")
+        until(lambda: beats.update(farm.rows("SELECT heartbeat_at FROM dl_jobs")) or len(beats) > 5, "five beats")
+        assert not program.events("supervisor.worker.killed")
+        program.workers()[0].kill()
+        until(lambda: "requeue" in farm.story(job), "the keeper")
+
+
 def test_i4_workers_of_a_killed_supervisor_drain_and_the_keeper_leaves_last(farm: Farm) -> None:
     program = farm.ready(workers=2, dl_drain_sec=4, dl_kill_grace_sec=0.5)
     quick, stuck = farm.enqueue("recorded", args={"sec": 0.5}), farm.enqueue("spins")

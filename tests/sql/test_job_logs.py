@@ -73,6 +73,18 @@ def test_the_end_of_a_run_is_written_with_its_last_lines(conn: Conn, running: An
     assert texts(conn, job.job_id) == ["the last one"]
 
 
+def test_a_locked_table_of_logs_holds_up_no_end_of_a_run(dsn: str, conn: Conn, running: Any) -> None:
+    """VACUUM FULL may last for hours, and the job would run again once its lease is over."""
+    worker, job = running
+    ended = lifecycle.Ended(job, lifecycle.Finish("succeed"), log=written(job, "dropped"))
+    worker.conn.execute("SET lock_timeout = '50ms'")
+    with db.connect(dsn, name="operator", schema="public") as operator, operator.transaction():
+        operator.execute("LOCK TABLE dl_job_logs IN SHARE MODE")
+        lifecycle.finish_some(worker.conn, job.claimed_by, [ended])
+        assert value(conn, "SELECT status::text FROM dl_jobs") == "succeeded"
+    assert texts(conn, job.job_id) == []
+
+
 def test_a_job_that_another_service_has_ended_keeps_its_log_as_it_is(conn: Conn, running: Any) -> None:
     _, job = running
     run = written(job, *"abc")

@@ -26,7 +26,7 @@ def ended(conn: Conn, worker: Worker, verb: str, cancel: bool = False, **how: An
 
 
 @pytest.mark.parametrize(
-    ("verb", "how", "status", "attempt", "kind", "told"),
+    ("verb", "how", "status", "attempt", "kind", "facts"),
     [
         ("succeed", {}, "succeeded", 1, "done", {}),
         ("retry", {"error": "boom", "delay_sec": 60}, "queued", 1, "requeue",
@@ -39,13 +39,13 @@ def ended(conn: Conn, worker: Worker, verb: str, cancel: bool = False, **how: An
     ],
 )  # fmt: skip
 def test_what_each_end_writes(
-    conn: Conn, worker: Worker, verb: str, how: Any, status: str, attempt: int, kind: str, told: Any
+    conn: Conn, worker: Worker, verb: str, how: Any, status: str, attempt: int, kind: str, facts: Any
 ) -> None:
     end = ended(conn, worker, verb, **how)
-    assert (end["status"], end["attempt"], end["error"]) == (status, attempt, told.get("error"))
+    assert (end["status"], end["attempt"], end["error"]) == (status, attempt, facts.get("error"))
     assert (end["finished_at"] is None) == (status == "queued")
     assert end["story"] == ["queued", "picked", kind]
-    assert end["payload"] == {"attempt": attempt, "worker": worker.name} | told
+    assert end["payload"] == {"attempt": attempt, "worker": worker.name} | facts
     if status == "queued":
         wait = how.get("delay_sec", 0)
         assert max((end["available_at"] - end["now"]).total_seconds(), 0) == pytest.approx(wait, abs=30)

@@ -45,13 +45,13 @@ def test_the_database_and_the_workers_take_the_same_from_a_text(conn: Conn, text
 
 
 @pytest.mark.parametrize("verb", ["retry", "fail"])
-@pytest.mark.parametrize(("told", "group"), [(BOOM, BOOM), (None, "row # is wrong")])
+@pytest.mark.parametrize(("given", "group"), [(BOOM, BOOM), (None, "row # is wrong")])
 def test_an_end_has_the_group_that_its_worker_tells_else_that_of_its_text(
-    conn: Conn, worker: Worker, verb: str, told: str | None, group: str
+    conn: Conn, worker: Worker, verb: str, given: str | None, group: str
 ) -> None:
-    job_id = ended(conn, worker, verb, told)
+    job_id = ended(conn, worker, verb, given)
     assert row(conn, job_id)["error_group"] == group
-    assert journal(conn, job_id)[-1][1].get("error_group") == told
+    assert journal(conn, job_id)[-1][1].get("error_group") == given
 
 
 @pytest.mark.parametrize(("verb", "group"), [("succeed", None), ("cancel", None), ("hand_back", BOOM)])

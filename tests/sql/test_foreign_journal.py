@@ -28,13 +28,13 @@ def test_a_plain_life_is_told_from_its_insert_to_its_end(conn: Conn, foreign: Fo
     assert foreign.claim() == (job_id, "k")
     foreign.finish(job_id, "k")
     assert kinds(conn, job_id) == ["queued", "picked", "requeue", "picked", "done"]
-    told = {"by": "another service", "user": value(conn, "SELECT session_user")}
+    author = {"by": "another service", "user": value(conn, "SELECT session_user")}
     assert [payload for _, payload in journal(conn, job_id)] == [
-        told | {"attempt": 0, "application": "test"},
-        told | {"attempt": 1, "application": "foreign"},
-        told | {"attempt": 1, "application": "test"},
-        told | {"attempt": 2, "application": "foreign"},
-        told | {"attempt": 2, "application": "foreign"},
+        author | {"attempt": 0, "application": "test"},
+        author | {"attempt": 1, "application": "foreign"},
+        author | {"attempt": 1, "application": "test"},
+        author | {"attempt": 2, "application": "foreign"},
+        author | {"attempt": 2, "application": "foreign"},
     ]
 
 

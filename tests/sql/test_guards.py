@@ -62,11 +62,11 @@ def test_a_run_that_is_not_the_workers_any_more_is_not_told_to_be_stuck(conn: Co
 
 def test_a_running_job_may_be_forced_later_and_once(conn: Conn, worker: Worker) -> None:
     job_id = worker.start_new().job_id
-    told = []
+    outcomes = []
     for force in (False, True, True, False):
         lifecycle.request_cancel(conn, job_id, force)
-        told.append((row(conn, job_id)["cancel_forced"], len(heard(worker.conn, "dl_cancel"))))
-    assert told == [(False, 1), (True, 1), (True, 0), (True, 0)]
+        outcomes.append((row(conn, job_id)["cancel_forced"], len(heard(worker.conn, "dl_cancel"))))
+    assert outcomes == [(False, 1), (True, 1), (True, 0), (True, 0)]
     assert kinds(conn, job_id) == ["queued", "picked", "cancel_requested", "cancel_requested"]
 
 

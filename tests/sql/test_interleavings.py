@@ -261,14 +261,14 @@ def explore(stage: Stage, script: str) -> int:
     every = orders(map(len, lists))
     for order in every:
         names = [lists[actor][order[:place].count(actor)] for place, actor in enumerate(order)]
-        told = " ".join(f"{actor + 1}:{name}" for actor, name in zip(order, names, strict=True))
+        course = " ".join(f"{actor + 1}:{name}" for actor, name in zip(order, names, strict=True))
         try:
             stage.play(lists, order)
             stage.conclude()
             judge_history(stage)
             judge_ends(stage)
         except AssertionError as error:
-            raise AssertionError(f"{told}: {error}") from error
+            raise AssertionError(f"{course}: {error}") from error
     return len(every)
 
 

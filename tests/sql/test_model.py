@@ -384,8 +384,8 @@ class Farm(RuleBasedStateMachine):
 
     @invariant()
     def the_journal_is_as_the_model_says_and_legal(self) -> None:
-        told = dict(self.conn.execute(EVENTS).fetchall())
-        assert told == {job_id: job.story for job_id, job in self.model.jobs.items()}
+        journals = dict(self.conn.execute(EVENTS).fetchall())
+        assert journals == {job_id: job.story for job_id, job in self.model.jobs.items()}
         for job in self.model.jobs.values():
             # A request that is made once more, by force, is told once more.
             story = [kind for kind, same in groupby(job.story) for _ in (same if kind != "cancel_requested" else "1")]

@@ -19,7 +19,7 @@ def ran(conn: Conn, worker: Worker, task: str, facts: dict[str, Any], sec: float
     conn.execute(tells, (json.dumps(facts), job_id))
 
 
-def told(conn: Conn, task: str) -> dict[str, Any]:
+def needs_of(conn: Conn, task: str) -> dict[str, Any]:
     """What people see of a task, once the journal is summed up."""
     while stats.aggregate(conn) > 0:
         pass
@@ -29,7 +29,7 @@ def told(conn: Conn, task: str) -> dict[str, Any]:
 def test_the_need_of_a_task_is_what_95_of_100_runs_have_used_at_most(conn: Conn, worker: Worker) -> None:
     for number in range(1, 21):
         ran(conn, worker, "heavy", {"peak_mb": number * 100.0, "cpu_sec": number * 2.0})
-    found = told(conn, "heavy")
+    found = needs_of(conn, "heavy")
     assert (found["memory_mb"], found["runs"]) == (1_900, 20)
     assert found["cpus"] == pytest.approx(3.8, rel=0.05)
     assert stats.learned(conn) == {"heavy": (1_900, pytest.approx(3.8, rel=0.05))}
@@ -37,11 +37,11 @@ def test_the_need_of_a_task_is_what_95_of_100_runs_have_used_at_most(conn: Conn,
 
 def test_only_the_latest_200_runs_count(conn: Conn, worker: Worker) -> None:
     ran(conn, worker, "heavy", {"peak_mb": 900.0, "cpu_sec": 20.0})
-    told(conn, "heavy")
+    needs_of(conn, "heavy")
     conn.execute("UPDATE dl_needs SET peaks = array_fill(900::real, '{200}'), shares = array_fill(2::real, '{200}')")
     for _ in range(191):
         ran(conn, worker, "heavy", {"peak_mb": 300.0, "cpu_sec": 0.0})
-    found = told(conn, "heavy")
+    found = needs_of(conn, "heavy")
     assert (found["learned_memory_mb"], found["learned_cpus"]) == (300, 0)
     assert found["runs"] == 192
     assert value(conn, "SELECT ARRAY[cardinality(peaks), cardinality(shares)] FROM dl_needs") == [200, 200]
@@ -51,33 +51,33 @@ def test_only_the_latest_200_runs_count(conn: Conn, worker: Worker) -> None:
 def test_what_every_worker_uses_is_no_need(conn: Conn, worker: Worker) -> None:
     """Admission costs; tasks of small runs should not pay for it."""
     ran(conn, worker, "small", {"peak_mb": 127.0, "cpu_sec": 14.0})
-    found = told(conn, "small")
+    found = needs_of(conn, "small")
     assert (found["memory_mb"], found["cpus"]) == (None, None)
     assert (found["learned_memory_mb"], found["learned_cpus"]) == (127, pytest.approx(1.4, rel=0.05))
     assert stats.learned(conn) == {}
     ran(conn, worker, "cores", {"peak_mb": 50.0, "cpu_sec": 30.0})
-    assert told(conn, "cores")["cpus"] == pytest.approx(3, rel=0.05)
+    assert needs_of(conn, "cores")["cpus"] == pytest.approx(3, rel=0.05)
     assert stats.learned(conn) == {"cores": (0, pytest.approx(3, rel=0.05))}
     ran(conn, worker, "large", {"peak_mb": 128.0, "cpu_sec": 0.0})
-    told(conn, "large")
+    needs_of(conn, "large")
     assert stats.learned(conn)["large"] == (128, 0)
 
 
 def test_a_short_run_tells_nothing_of_processors(conn: Conn, worker: Worker) -> None:
     ran(conn, worker, "quick", {"peak_mb": 200.0, "cpu_sec": 0.9}, sec=0.5)
-    found = told(conn, "quick")
+    found = needs_of(conn, "quick")
     assert (found["memory_mb"], found["learned_cpus"]) == (200, None)
     ran(conn, worker, "quick", {"peak_mb": 200.0, "cpu_sec": 20.0})
-    assert told(conn, "quick")["cpus"] == pytest.approx(2, rel=0.05)
+    assert needs_of(conn, "quick")["cpus"] == pytest.approx(2, rel=0.05)
     ran(conn, worker, "quick", {"peak_mb": 200.0, "cpu_sec": 0.9}, sec=0.5)
-    assert told(conn, "quick")["cpus"] == pytest.approx(2, rel=0.05)
+    assert needs_of(conn, "quick")["cpus"] == pytest.approx(2, rel=0.05)
 
 
 @pytest.mark.parametrize("peak_mb", ["300", None, [300], {"mb": 300}, True])
 def test_what_others_write_into_the_journal_is_no_figure(conn: Conn, worker: Worker, peak_mb: Any) -> None:
     ran(conn, worker, "strange", {"peak_mb": peak_mb, "cpu_sec": "much"})
     ran(conn, worker, "usual", {"peak_mb": 300.0, "cpu_sec": "much"})
-    assert (told(conn, "usual")["memory_mb"], told(conn, "usual")["learned_cpus"]) == (300, None)
+    assert (needs_of(conn, "usual")["memory_mb"], needs_of(conn, "usual")["learned_cpus"]) == (300, None)
     assert all(row["task"] != "strange" for row in stats.tasks(conn))
 
 
@@ -85,7 +85,7 @@ def test_figures_are_within_bounds(conn: Conn, worker: Worker) -> None:
     ran(conn, worker, "endless", {})
     endless = '{"peak_mb": 1e400, "cpu_sec": -1e400}'
     conn.execute("UPDATE dl_job_events SET payload = %s::jsonb WHERE kind = 'done'", (endless,))
-    assert told(conn, "endless")["memory_mb"] == 1e9
+    assert needs_of(conn, "endless")["memory_mb"] == 1e9
 
 
 def test_a_task_that_no_job_has_any_more_is_not_learned_of(conn: Conn, worker: Worker) -> None:
@@ -101,14 +101,14 @@ def test_the_word_of_the_pipeline_wins(conn: Conn, worker: Worker) -> None:
     operations.publish_tasks(
         conn, {"heavy": {"max_attempts": 3, "memory_mb": 4_000}, "free": {"memory_mb": 0, "cpus": 2}}
     )
-    found = told(conn, "heavy")
+    found = needs_of(conn, "heavy")
     assert (found["memory_mb"], found["declared_memory_mb"], found["learned_memory_mb"]) == (4_000, 4_000, 300)
     assert (found["cpus"], found["declared_cpus"]) == (pytest.approx(3, rel=0.05), None)
     assert found["max_attempts"] == 3
-    free = told(conn, "free")
+    free = needs_of(conn, "free")
     assert (free["memory_mb"], free["cpus"], free["runs"], free["learned_at"]) == (0, 2, 0, None)
     operations.publish_tasks(conn, {"heavy": {}, "free": {}})
-    assert told(conn, "heavy")["memory_mb"] == 300
+    assert needs_of(conn, "heavy")["memory_mb"] == 300
 
 
 def test_a_job_says_that_no_host_of_its_queue_has_the_memory_for_it(conn: Conn, worker: Worker) -> None:

@@ -158,10 +158,10 @@ def test_outcomes_say_what_forbids_it(conn: Conn, worker: Worker) -> None:
     worker.take()
     queued, done, unknown = enqueue(conn), plain(conn, status="succeeded", in_sec=60), uuid4()
     every = [running, queued, done, unknown]
-    said = {running: "running", queued: "queued", unknown: "unknown"}
-    assert operations.change(conn, "requeue", every, BY) == said | {done: "done"}
+    expected = {running: "running", queued: "queued", unknown: "unknown"}
+    assert operations.change(conn, "requeue", every, BY) == expected | {done: "done"}
     conn.execute("UPDATE dl_jobs SET status = 'succeeded' WHERE job_id = %s", (done,))
-    assert operations.change(conn, "run-now", every, BY) == said | {queued: "done", done: "succeeded"}
+    assert operations.change(conn, "run-now", every, BY) == expected | {queued: "done", done: "succeeded"}
     ended = {queued: "done", unknown: "unknown"}
     assert operations.change(conn, "cancel", every, BY) == ended | {running: "done", done: "succeeded"}
     assert operations.change(conn, "delete", every, BY) == ended | {running: "running", done: "done"}

@@ -578,7 +578,7 @@ def test_a_transaction_of_before_the_switch_loses_its_job_no_place(conn: Conn, w
 
 
 @pytest.mark.parametrize(
-    ("said", "ordered", "merge", "outcome"),
+    ("stored", "ordered", "merge", "outcome"),
     [
         ({}, None, None, None),
         ({}, True, None, (True, None)),
@@ -591,10 +591,10 @@ def test_a_transaction_of_before_the_switch_loses_its_job_no_place(conn: Conn, w
     ],
 )
 def test_a_farm_and_the_database_agree_on_a_queue(
-    conn: Conn, said: dict[str, bool], ordered: bool | None, merge: bool | None, outcome: Any
+    conn: Conn, stored: dict[str, bool], ordered: bool | None, merge: bool | None, outcome: Any
 ) -> None:
-    if said:
-        operations.set_order(conn, "q", "test", **said)
+    if stored:
+        operations.set_order(conn, "q", "test", **stored)
     before = conn.execute("SELECT ordered, merge FROM dl_queues").fetchone()
     if outcome == "contradiction":
         with pytest.raises(operations.Contradiction, match=r"WORKERS_JSON says .* of the queue q, and the database"):

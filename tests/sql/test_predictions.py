@@ -57,20 +57,20 @@ def noted(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
 def test_a_queue_ends_when_its_workers_have_done_all_that_waits(conn: Conn) -> None:
     jobs = [enqueue(conn) for _ in range(4)]
     assert seconds(conn, *jobs) == [100, 100, 200, 200]
-    told = predictions.queue_prediction(outlook(conn, "q"))
-    assert told["reason"] is None
-    assert told["earliest"] < told["ends_at"] < told["latest"]
-    assert (told["ends_at"] - told["at"]).total_seconds() == pytest.approx(200, rel=0.1)
-    assert told["accuracy"] == {"predictions": 0, "error": None, "within": None}
+    shown = predictions.queue_prediction(outlook(conn, "q"))
+    assert shown["reason"] is None
+    assert shown["earliest"] < shown["ends_at"] < shown["latest"]
+    assert (shown["ends_at"] - shown["at"]).total_seconds() == pytest.approx(200, rel=0.1)
+    assert shown["accuracy"] == {"predictions": 0, "error": None, "within": None}
 
 
 def test_a_queue_ends_with_the_work_that_is_due_and_not_with_a_job_of_tomorrow(conn: Conn) -> None:
     tomorrow = enqueue(conn, available_at=datetime.now(UTC) + timedelta(days=1))
-    told = predictions.queue_prediction(outlook(conn, "q"))
-    assert (told["reason"], told["ends_at"]) == ("nothing", None)
+    shown = predictions.queue_prediction(outlook(conn, "q"))
+    assert (shown["reason"], shown["ends_at"]) == ("nothing", None)
     enqueue(conn)
-    told = predictions.queue_prediction(outlook(conn, "q"))
-    assert (told["ends_at"] - told["at"]).total_seconds() == pytest.approx(100, rel=0.1)
+    shown = predictions.queue_prediction(outlook(conn, "q"))
+    assert (shown["ends_at"] - shown["at"]).total_seconds() == pytest.approx(100, rel=0.1)
     assert seconds(conn, tomorrow) == [86_500]
 
 
@@ -168,13 +168,13 @@ def test_of_a_long_queue_the_first_jobs_are_played(conn: Conn, monkeypatch: pyte
     monkeypatch.setattr(predictions, "LINE", 100)
     many(conn, 1_000, "k%s")
     stats.note_lengths(conn, 0)
-    told = predictions.queue_prediction(outlook(conn, "q"))
-    assert (told["ends_at"] - told["at"]).total_seconds() == pytest.approx(50_000, rel=0.1)
+    shown = predictions.queue_prediction(outlook(conn, "q"))
+    assert (shown["ends_at"] - shown["at"]).total_seconds() == pytest.approx(50_000, rel=0.1)
     last = value(conn, "SELECT job_id FROM dl_jobs ORDER BY created_at DESC LIMIT 1")
     found = of_job(conn, last)
     assert (found["earliest"] - found["at"]).total_seconds() == pytest.approx(5_000, rel=0.15)
-    assert told["ends_at"] > found["ends_at"] > found["earliest"], "somewhere behind the first 100"
-    assert found["latest"] == pytest.approx(told["latest"], abs=SOON)
+    assert shown["ends_at"] > found["ends_at"] > found["earliest"], "somewhere behind the first 100"
+    assert found["latest"] == pytest.approx(shown["latest"], abs=SOON)
 
 
 def test_no_read_of_a_prediction_grows_with_the_queue(conn: Conn, dsn: str) -> None:
@@ -408,11 +408,11 @@ def test_a_deadline_that_is_going_to_be_missed_is_told_once_while_there_is_time(
     assert noted_all(conn) == [("q", 0)], "once"
     assert kinds(conn, late) == ["queued", "deadline"]
     assert kinds(conn, right) == ["queued"]
-    told = journal(conn, late)[-1][1]
+    payload = journal(conn, late)[-1][1]
     assert (
-        datetime.fromisoformat(told["deadline"])
+        datetime.fromisoformat(payload["deadline"])
         == row(conn, late)["deadline"]
-        < datetime.fromisoformat(told["expected_at"])
+        < datetime.fromisoformat(payload["expected_at"])
     )
     conn.execute("UPDATE dl_predictions SET queue = 'z', alerted_at = NULL WHERE job_id = %s", (late,))
     assert noted_all(conn) == [("q", 0)], "of this queue alone"

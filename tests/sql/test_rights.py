@@ -106,12 +106,12 @@ def may_call(conn: psycopg.Connection, call: str) -> bool:
 
 def test_every_function_may_be_called_by_whom_the_documents_say(conn: Conn, cast: Cast) -> None:
     calls = conn.execute(CALLS).fetchall()
-    told = documented()
-    assert told.keys() == {name for name, _ in calls}
+    documented_rights = documented()
+    assert documented_rights.keys() == {name for name, _ in calls}
     for role in ROLES:
         with session(getattr(cast, role)) as theirs:
             found = {name: may_call(theirs, call) for name, call in calls}
-        assert found == {name: may[role] for name, may in told.items()}, role
+        assert found == {name: may[role] for name, may in documented_rights.items()}, role
 
 
 def test_functions_of_a_later_version_reach_those_who_had_the_others(
@@ -259,13 +259,13 @@ def test_a_producer_adds_jobs_in_every_way_and_learns_of_its_own(conn: Conn, cas
         many = [job_id for job_id, _ in dataloader.enqueue_many(producer, jobs, schema="public")]
         every = [by_sql, by_insert, by_python, *many]
         for job_id in every:
-            assert told(producer, job_id) == (job_id, "queued", 0, None, None, None, None, {})
+            assert status_of(producer, job_id) == (job_id, "queued", 0, None, None, None, None, {})
     assert [row(conn, job_id)["trace"] for job_id in every] == [None, None, None, trace, trace]
     worker = Worker(cast.farm, "host:1:boot")
     with worker.conn, session(cast.producer) as producer:
         job = worker.take()
         worker.finish(job, "fail", error="no such table")
-        found = told(producer, job.job_id)
+        found = status_of(producer, job.job_id)
         assert (found[1], found[2], found[6]) == ("failed", 1, "no such table")
 
 
@@ -316,7 +316,7 @@ def test_only_the_reaper_adds_jobs_that_send_messages(conn: Conn, cast: Cast, ro
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 0
 
 
-def told(producer: psycopg.Connection, job_id: UUID) -> tuple[object, ...] | None:
+def status_of(producer: psycopg.Connection, job_id: UUID) -> tuple[object, ...] | None:
     """What dl_job_status says to this role."""
     return producer.execute("SELECT * FROM dl_job_status(%s)", (job_id,)).fetchone()
 
@@ -348,7 +348,7 @@ def test_a_producer_learns_nothing_of_the_jobs_of_others(conn: Conn, cast: Cast)
         one = {"queue": "q", "task": "t", "lock_key": "k", "idempotency_key": "secret"}
         assert dataloader.enqueue(producer, schema="public", **one) == (theirs, "queued")
         for job_id in (theirs, of_the_api, uuid4()):
-            assert told(producer, job_id) is None
+            assert status_of(producer, job_id) is None
         with pytest.raises(errors.InsufficientPrivilege):
             producer.execute("SELECT queue FROM dl_jobs")
         with producer.transaction():

@@ -380,12 +380,12 @@ def test_a_name_is_taken_once_and_free_again_when_its_schedule_is_removed(conn: 
     add(conn)
 
 
-def told(task: str = "load", **words: Any) -> dict[str, Any]:
+def declared(task: str = "load", **words: Any) -> dict[str, Any]:
     return new_schedule.checked({"name": task, "task": task, "cron": "0 3 * * *"} | words, "")
 
 
 def test_code_tells_its_schedules_and_another_start_changes_only_what_is_new(conn: Conn) -> None:
-    schedules.publish(conn, {"load": told(), "other": None}, "Europe/Moscow")
+    schedules.publish(conn, {"load": declared(), "other": None}, "Europe/Moscow")
     one = stored(conn, "load")
     assert (one["origin"], one["timezone"], one["words"]) == (
         "code",
@@ -393,38 +393,38 @@ def test_code_tells_its_schedules_and_another_start_changes_only_what_is_new(con
         "At 03:00 every day, Europe/Moscow",
     )
     conn.execute("UPDATE dl_schedules SET next_due = %s", (at(3),))
-    schedules.publish(conn, {"load": told(args={"a": 1})}, "Europe/Moscow")
+    schedules.publish(conn, {"load": declared(args={"a": 1})}, "Europe/Moscow")
     assert (stored(conn, "load")["args"], stored(conn, "load")["next_due"]) == ({"a": 1}, at(3))
     before = value(conn, "SELECT now()")
-    schedules.publish(conn, {"load": told(cron="0 4 * * *")}, "Europe/Moscow")
+    schedules.publish(conn, {"load": declared(cron="0 4 * * *")}, "Europe/Moscow")
     assert stored(conn, "load")["next_due"] > before
 
 
 def test_what_people_have_changed_or_paused_outlives_the_next_start(conn: Conn) -> None:
-    schedules.publish(conn, {"load": told(), "hourly": told("hourly", cron="0 * * * *")}, "UTC")
+    schedules.publish(conn, {"load": declared(), "hourly": declared("hourly", cron="0 * * * *")}, "UTC")
     schedules.change(conn, "load", {"cron": "0 5 * * *"}, "UTC", "me")
     schedules.pause(conn, "hourly", "me")
-    schedules.publish(conn, {"load": told(), "hourly": told("hourly", cron="30 * * * *")}, "UTC")
+    schedules.publish(conn, {"load": declared(), "hourly": declared("hourly", cron="30 * * * *")}, "UTC")
     assert (stored(conn, "load")["cron"], stored(conn, "load")["changed_by"]) == ("0 5 * * *", "me")
     assert (stored(conn, "hourly")["cron"], stored(conn, "hourly")["paused_by"]) == ("30 * * * *", "me")
 
 
 def test_a_schedule_of_people_with_the_name_of_a_task_stays_theirs(conn: Conn) -> None:
     add(conn, "load", args={"mine": True})
-    schedules.publish(conn, {"load": told()}, "UTC")
+    schedules.publish(conn, {"load": declared()}, "UTC")
     assert (stored(conn, "load")["origin"], stored(conn, "load")["args"]) == ("people", {"mine": True})
     schedules.publish(conn, {"load": None}, "UTC")
     assert stored(conn, "load")["retired_at"] is None
 
 
 def test_a_schedule_that_its_pipeline_names_no_more_is_retired(conn: Conn) -> None:
-    schedules.publish(conn, {"load": told(), "other": told("other")}, "UTC")
+    schedules.publish(conn, {"load": declared(), "other": declared("other")}, "UTC")
     conn.execute("UPDATE dl_schedules SET next_due = %s", (at(3),))
     schedules.publish(conn, {"load": None}, "UTC")
     assert stored(conn, "load")["retired_at"] is not None
     assert stored(conn, "other")["retired_at"] is None, "this worker does not know the task"
     assert [made.name for made in tick(conn, at(3))] == ["other"]
-    schedules.publish(conn, {"load": told()}, "UTC")
+    schedules.publish(conn, {"load": declared()}, "UTC")
     assert [made.name for made in tick(conn, at(3))] == ["load"]
 
 
@@ -442,9 +442,9 @@ def test_a_change_by_which_a_schedule_may_be_due_earlier_wakes_the_reapers(dsn: 
         schedules.pause(conn, "nightly", "me")
         schedules.resume(conn, "nightly")
         assert heard()
-        schedules.publish(conn, {"load": told()}, "UTC")
+        schedules.publish(conn, {"load": declared()}, "UTC")
         assert heard()
-        schedules.publish(conn, {"load": told()}, "UTC")
+        schedules.publish(conn, {"load": declared()}, "UTC")
         schedules.publish(conn, {"load": None}, "UTC")
         assert heard()
         assert not list(ear.notifies(timeout=0))

@@ -72,9 +72,9 @@ class Journal:
         figure = ENDS.get(kind, "failed" if "by" not in payload and payload.get("reason") != "drain" else "")
         if figure:
             self._add(task, queue, end, figure, seconds)
-        for name, told in (("memory", "peak_mb"), ("cpu", "cpu_sec")):
-            if told in payload:
-                self._add(task, queue, end, name, float(f"{payload[told]:.6g}"))
+        for name, field in (("memory", "peak_mb"), ("cpu", "cpu_sec")):
+            if field in payload:
+                self._add(task, queue, end, name, float(f"{payload[field]:.6g}"))
         return end
 
     def _note(self, at: datetime, job_id: UUID, queue: str, kind: str, payload: dict[str, Any]) -> None:

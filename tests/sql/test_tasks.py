@@ -16,13 +16,13 @@ GIVEN = ("queue", "task", "lock_key", "args", "idempotency_key", "max_attempts",
 Add = Callable[[Conn, list[NewJob]], Any]
 
 
-def told(max_attempts: int | None = None, *affinity: str) -> dict[str, Any]:
+def facts(max_attempts: int | None = None, *affinity: str) -> dict[str, Any]:
     """What one pipeline says."""
     return {"max_attempts": max_attempts, "affinity": affinity or None}
 
 
-SAID = {"twice": told(2), "once": told(1), "silent": told()}
-HEAVY = {"ask": told(None, "model"), "paint": told(None, "model", "category"), "silent": told()}
+DECLARED = {"twice": facts(2), "once": facts(1), "silent": facts()}
+HEAVY = {"ask": facts(None, "model"), "paint": facts(None, "model", "category"), "silent": facts()}
 
 
 def add_plainly(conn: Conn, jobs: list[NewJob]) -> None:
@@ -55,7 +55,7 @@ def stored(conn: Conn, column: str) -> list[Any]:
 @KEYS
 @WAYS
 def test_the_attempts_are_the_triggers_or_the_pipelines_or_five(conn: Conn, add: Add, keys: bool) -> None:
-    operations.publish_tasks(conn, SAID)
+    operations.publish_tasks(conn, DECLARED)
     wanted = {("twice", None): 2, ("twice", 7): 7, ("once", None): 1, ("silent", None): 5, ("unknown", None): 5}
     jobs = [
         NewJob("q", task, f"key-{number}", idempotency_key=str(number) if keys else None, max_attempts=given)
@@ -65,13 +65,13 @@ def test_the_attempts_are_the_triggers_or_the_pipelines_or_five(conn: Conn, add:
     assert stored(conn, "max_attempts") == list(wanted.values())
 
 
-@pytest.mark.parametrize("said", [{"max_attempts": 3}, {"max_attempts": None}])
-def test_the_attempts_of_a_list_of_one_task(conn: Conn, said: dict[str, Any]) -> None:
+@pytest.mark.parametrize("given", [{"max_attempts": 3}, {"max_attempts": None}])
+def test_the_attempts_of_a_list_of_one_task(conn: Conn, given: dict[str, Any]) -> None:
     """Its columns are as short as they can be: one task, one number, or a number for each."""
-    operations.publish_tasks(conn, SAID)
-    enqueue.enqueue_many(conn, [NewJob("q", "twice", f"k{n}", **said) for n in range(3)])
+    operations.publish_tasks(conn, DECLARED)
+    enqueue.enqueue_many(conn, [NewJob("q", "twice", f"k{n}", **given) for n in range(3)])
     enqueue.enqueue_many(conn, [NewJob("q", "twice", f"l{n}", max_attempts=n or None) for n in range(3)])
-    assert stored(conn, "max_attempts") == [said["max_attempts"] or 2] * 3 + [2, 1, 2]
+    assert stored(conn, "max_attempts") == [given["max_attempts"] or 2] * 3 + [2, 1, 2]
 
 
 # Of which task, with which args, with which key of the producer: the key that the job has.
@@ -131,14 +131,14 @@ LIMITS_OF_JOBS: list[tuple[str, list[str] | None, list[str] | None]] = [
 @KEYS
 @WAYS
 def test_the_limits_are_the_producers_or_the_pipelines(conn: Conn, add: Add, keys: bool) -> None:
-    operations.publish_tasks(conn, {"load": told() | {"limits": ["a", "b"]}, "silent": told()})
+    operations.publish_tasks(conn, {"load": facts() | {"limits": ["a", "b"]}, "silent": facts()})
     jobs = [
         NewJob("q", task, f"{n:02}", idempotency_key=str(n) if keys else None, limits=given)
         for n, (task, given, _) in enumerate(LIMITS_OF_JOBS)
     ]
     add(conn, jobs)
     assert stored(conn, "limits") == [wanted for *_, wanted in LIMITS_OF_JOBS]
-    operations.publish_tasks(conn, {"load": told() | {"limits": ["z"]}})
+    operations.publish_tasks(conn, {"load": facts() | {"limits": ["z"]}})
     add(conn, [NewJob("q", "load", "zz")])
     assert stored(conn, "limits")[-1] == ["z"]
 
@@ -157,10 +157,10 @@ def test_a_plain_insert_has_no_affinity_key(conn: Conn) -> None:
 
 
 def test_what_a_task_says_is_the_latest_word_and_written_only_where_it_differs(conn: Conn) -> None:
-    operations.publish_tasks(conn, SAID | HEAVY)
+    operations.publish_tasks(conn, DECLARED | HEAVY)
     before = conn.execute("SELECT task, xmin::text FROM dl_tasks ORDER BY task").fetchall()
-    changed = {"once": told(9), "ask": told(), "paint": told(None, "category", "model"), "new": told(1, "a", "b")}
-    operations.publish_tasks(conn, SAID | HEAVY | changed)
+    changed = {"once": facts(9), "ask": facts(), "paint": facts(None, "category", "model"), "new": facts(1, "a", "b")}
+    operations.publish_tasks(conn, DECLARED | HEAVY | changed)
     known = {
         task: (max_attempts, affinity)
         for task, max_attempts, affinity in conn.execute("SELECT task, max_attempts, affinity FROM dl_tasks")
@@ -171,7 +171,7 @@ def test_what_a_task_says_is_the_latest_word_and_written_only_where_it_differs(c
     }
     unchanged = "SELECT task, xmin::text FROM dl_tasks WHERE task <> ALL (%s) ORDER BY task"
     assert conn.execute(unchanged, (list(changed),)).fetchall() == [each for each in before if each[0] not in changed]
-    operations.publish_tasks(conn, {"once": told()})
+    operations.publish_tasks(conn, {"once": facts()})
     assert value(conn, "SELECT max_attempts FROM dl_tasks WHERE task = 'once'") is None
 
 

@@ -81,18 +81,18 @@ def test_every_statement_from_every_state_makes_a_legal_step_or_none(conn: Conn,
         STATEMENTS[name](worker, job)
         worker.conn.execute("SELECT pg_advisory_unlock_all()")
         after = row(conn, job_id)
-        told = kinds(conn, job_id)[events:]
+        added = kinds(conn, job_id)[events:]
         case = f"{name} from {status}, spent={spent} asked={asked} late={late}"
         step = (before["status"], after["status"])
         if step[0] != step[1]:
             steps[name].add(step)
-            assert len(told) == 1, case
+            assert len(added) == 1, case
             assert after["journaled"] == before["journaled"] + 1, case  # else the trigger looks again, and that costs
             assert not (asked and step[1] in ("queued", "running", "lost", "failed")), case
             assert (after["finished_at"] is not None) == (step[1] in FINAL), case
             assert after["claimed_by"] == (worker.name if step[1] == "running" else None), case
-            assert illegal(["queued", *(["picked"] if step[0] == "running" else ["requeue"]), *told], step[1]) is None
+            assert illegal(["queued", *(["picked"] if step[0] == "running" else ["requeue"]), *added], step[1]) is None
         elif not (status == "running" and (name in RENEWING or name == "request_cancel")):
             assert after | {"now": 0} == before | {"now": 0}, case
-            assert told == [], case
+            assert added == [], case
     assert {name: done for name, done in steps.items() if done} == MAY

@@ -47,13 +47,13 @@ def test_who_holds_back_vacuum_is_told_once_and_when_it_is_over(own_db: str, mon
             report.execute("SELECT count(*), 'password=canary-5f2c' FROM dl_jobs")
             assert watched(conn, memory) == []  # so far it does no harm
             churn(conn)
-            (told,) = until(lambda: watched(conn, memory), "the server to count the dead rows")
-            assert (told["event"], told["log_level"]) == ("reaper.vacuum.held_back", "warning")
-            assert (told["kind"], told["pid"], told["application"]) == ("session", report.info.backend_pid, "report")
-            assert told["dead_tuples"] >= 1_000
-            assert told["age_sec"] >= 0
-            assert told["query"].startswith("SELECT count(*), 'password=***")
-            assert "canary" not in str(told)
+            (entry,) = until(lambda: watched(conn, memory), "the server to count the dead rows")
+            assert (entry["event"], entry["log_level"]) == ("reaper.vacuum.held_back", "warning")
+            assert (entry["kind"], entry["pid"], entry["application"]) == ("session", report.info.backend_pid, "report")
+            assert entry["dead_tuples"] >= 1_000
+            assert entry["age_sec"] >= 0
+            assert entry["query"].startswith("SELECT count(*), 'password=***")
+            assert "canary" not in str(entry)
             assert watched(conn, memory) == []  # said, and not said again for some minutes
             monkeypatch.setattr(reaper, "HELD_AGAIN_SEC", 0.0)
             memory.held_again_at = 0.0
@@ -84,8 +84,8 @@ def test_a_round_goes_on_where_the_queues_cannot_be_counted(conn: Conn, dsn: str
     memory = reaper.Memory()
     with psycopg.connect(dsn) as other:
         other.execute("LOCK TABLE dl_lengths IN ACCESS EXCLUSIVE MODE")
-        (told,) = watched(conn, memory)
-    assert told["event"] == "reaper.watch.failed"
+        (entry,) = watched(conn, memory)
+    assert entry["event"] == "reaper.watch.failed"
     assert memory.note_at > reaper.now()
     memory.note_at = 0.0
     assert watched(conn, memory) == []

@@ -64,9 +64,9 @@ def test_a_job_that_dies_is_told_once(conn: Conn) -> None:
     assert (message["kind"], message["state"], message["severity"]) == ("dead", "event", "critical")
     assert (message["text"], message["count"], message["queue"]) == ("1 job is dead in queue q.", 1, "q")
     assert message["environment"] == "test"
-    (told,) = message["jobs"]
-    assert (told["job_id"], told["task"], told["what"], told["error"]) == (str(job_id), "t", "failed", "no")
-    assert told["url"] == f"https://farm.example.com/jobs/{job_id}"
+    (entry,) = message["jobs"]
+    assert (entry["job_id"], entry["task"], entry["what"], entry["error"]) == (str(job_id), "t", "failed", "no")
+    assert entry["url"] == f"https://farm.example.com/jobs/{job_id}"
     (row,) = conn.execute("SELECT queue, max_attempts, args FROM dl_jobs WHERE task = %s", (TASK,)).fetchall()
     assert row == ("alerts", webhooks.ATTEMPTS, {"webhook": "ops", "text": message["text"]})
 
@@ -179,8 +179,8 @@ def test_each_webhook_is_told_what_it_asks_for(conn: Conn) -> None:
         " VALUES (gen_random_uuid(), 'a', 'stuck', now() - interval '2 min', '{\"silent_sec\": 75.0}')"
     )
     webhooks.publish(conn, RULES)
-    told = {name: [(m["kind"], m["count"]) for m in messages(conn, name)] for name in ("all", "stuck", "b", "none")}
-    assert told == {"all": [("dead", 3), ("stuck", 1)], "stuck": [("stuck", 1)], "b": [("dead", 1)], "none": []}
+    received = {name: [(m["kind"], m["count"]) for m in messages(conn, name)] for name in ("all", "stuck", "b", "none")}
+    assert received == {"all": [("dead", 3), ("stuck", 1)], "stuck": [("stuck", 1)], "b": [("dead", 1)], "none": []}
     (stuck,) = messages(conn, "stuck")
     assert (stuck["text"], stuck["jobs"][0]["error"]) == ("1 run is stuck in queue a.", "no report for 1 min 15 s")
 
@@ -316,10 +316,10 @@ def test_three_reapers_at_once_make_one_message(conn: Conn, dsn: str) -> None:
 
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(lambda _: reap(), range(3)))
-    told = messages(conn)
-    assert sum(message["count"] or 0 for message in told) == 15
-    assert len({job["job_id"] for message in told for job in message["jobs"]}) == 15
-    assert [message["kind"] for message in told].count("lag") == 1
+    sent = messages(conn)
+    assert sum(message["count"] or 0 for message in sent) == 15
+    assert len({job["job_id"] for message in sent for job in message["jobs"]}) == 15
+    assert [message["kind"] for message in sent].count("lag") == 1
 
 
 def test_a_reaper_that_dies_in_its_round_has_told_nothing_and_the_next_one_tells_all(

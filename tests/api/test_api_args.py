@@ -35,7 +35,7 @@ def job(args: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def told(conn: db.Connection) -> None:
+def declared(conn: db.Connection) -> None:
     operations.publish_tasks(conn, {"load": {"args_schema": SCHEMA}, "free": {}})
 
 

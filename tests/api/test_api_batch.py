@@ -120,6 +120,6 @@ def test_the_audit_says_how_many_and_which(client: FlaskClient, lines: Lines) ->
     jobs = batch(client, *numbered(3)).json["jobs"]
     batch(client, {})
     _, done, _, refused = lines("audit")
-    said = {"jobs": 3, "first_job_id": jobs[0]["job_id"], "last_job_id": jobs[2]["job_id"], "status": 200}
-    assert said.items() <= done.items()
+    expected = {"jobs": 3, "first_job_id": jobs[0]["job_id"], "last_job_id": jobs[2]["job_id"], "status": 200}
+    assert expected.items() <= done.items()
     assert "jobs" not in refused

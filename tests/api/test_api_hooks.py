@@ -192,7 +192,7 @@ def circle() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("n", "said"),
+    ("n", "kind"),
     [
         (Decimal("1.5"), "Decimal"),
         (date(2026, 1, 31), "date"),
@@ -216,7 +216,7 @@ def test_what_json_cannot_say_is_the_fault_of_the_hook(
     capfd: pytest.CaptureFixture[str],
     path: str,
     n: Any,
-    said: str | None,
+    kind: str | None,
 ) -> None:
     @around_enqueue
     def counts(job: dict[str, Any]) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def test_what_json_cannot_say_is_the_fault_of_the_hook(
     answer = client.post(path, json=ORDER if path == TRIGGER else {"jobs": [ORDER]})
     problem = refused(answer, 500, "internal-error")
     name = "test_api_hooks.test_what_json_cannot_say_is_the_fault_of_the_hook.<locals>.counts"
-    text = f"@around_enqueue: {name} should return what JSON can say" + (f", not {said}" if said else "")
+    text = f"@around_enqueue: {name} should return what JSON can say" + (f", not {kind}" if kind else "")
     assert problem["detail"] == text
     log.flush()  # another test may have let a thread write the lines
     logged = capfd.readouterr()
@@ -272,8 +272,8 @@ def test_dl_hooks_are_imported_by_the_api_alone_from_there(
 
 
 def test_a_module_of_dl_hooks_that_cannot_be_imported_is_named(dsn: str) -> None:
-    said = r"^DL_HOOKS: no_such_module cannot be imported: ModuleNotFoundError"
-    with pytest.raises(config.ConfigError, match=said), running(dsn, dl_hooks="no_such_module"):
+    message = r"^DL_HOOKS: no_such_module cannot be imported: ModuleNotFoundError"
+    with pytest.raises(config.ConfigError, match=message), running(dsn, dl_hooks="no_such_module"):
         pass
 
 

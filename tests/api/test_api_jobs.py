@@ -67,10 +67,10 @@ def test_force_is_kept_and_may_come_later(client: FlaskClient, conn: db.Connecti
         assert cancel(client, job_id, json=body)["cancel_requested"] is True
         forced += conn.execute("SELECT cancel_forced FROM dl_jobs").fetchone() or ()
     assert forced == [False, False, True, True, True]
-    told = conn.execute(
+    journal = conn.execute(
         "SELECT payload FROM dl_job_events WHERE kind = 'cancel_requested' ORDER BY event_id"
     ).fetchall()
-    assert [payload.get("force") for (payload,) in told] == [None, True]
+    assert [payload.get("force") for (payload,) in journal] == [None, True]
 
 
 @pytest.mark.parametrize("end", ["succeeded", "failed", "canceled", "lost"])

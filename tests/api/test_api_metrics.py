@@ -152,9 +152,9 @@ def test_what_alerts_count_begins_at_zero(client: FlaskClient, conn: db.Connecti
 
 
 def test_the_alert_rules_ask_for_what_there_is(client: FlaskClient) -> None:
-    told = re.findall(r"^# TYPE (\S+) (\S+)$", client.get("/metrics").text, flags=re.MULTILINE)
-    names = {"up"} | {name for name, _ in told}
-    names |= {name + end for name, kind in told if kind == "histogram" for end in ("_bucket", "_sum", "_count")}
+    types = re.findall(r"^# TYPE (\S+) (\S+)$", client.get("/metrics").text, flags=re.MULTILINE)
+    names = {"up"} | {name for name, _ in types}
+    names |= {name + end for name, kind in types if kind == "histogram" for end in ("_bucket", "_sum", "_count")}
     rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
     assert len(rules) == len({rule["alert"] for rule in rules}) > 10
     for rule in rules:

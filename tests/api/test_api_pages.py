@@ -176,10 +176,10 @@ def test_bloat_and_vacuum_are_told_of_the_table_as_it_is(conn: db.Connection) ->
     )
     conn.execute("DELETE FROM dl_totals WHERE task::int % 4 > 0")
     conn.execute("VACUUM ANALYZE dl_totals")
-    told = next(row for row in postgres.health(conn)["tables"].rows if row["name"] == "dl_totals")
-    assert told["vacuumed_at"] is not None
-    assert 0.5 < told["bloat_bytes"] / told["heap_bytes"] < 0.95  # three quarters of its rows, and its fillfactor
-    assert told["vacuum_at"] == 500 + 2_000  # the threshold of the table, the server's share of 10,000 rows
+    table = next(row for row in postgres.health(conn)["tables"].rows if row["name"] == "dl_totals")
+    assert table["vacuumed_at"] is not None
+    assert 0.5 < table["bloat_bytes"] / table["heap_bytes"] < 0.95  # three quarters of its rows, and its fillfactor
+    assert table["vacuum_at"] == 500 + 2_000  # the threshold of the table, the server's share of 10,000 rows
 
 
 def test_the_limit_of_a_queue_is_set_and_lifted_on_its_page(client: FlaskClient, conn: db.Connection) -> None:

@@ -29,21 +29,21 @@ def added(client: FlaskClient, **more: Any) -> str:
     return str(answered(client.post(TRIGGER, json=job))["job_id"])
 
 
-def ago(told: dict[str, Any], name: str) -> float:
+def ago(shown: dict[str, Any], name: str) -> float:
     """In how many seconds from the prediction."""
-    return (datetime.fromisoformat(told[name]) - datetime.fromisoformat(told["at"])).total_seconds()
+    return (datetime.fromisoformat(shown[name]) - datetime.fromisoformat(shown["at"])).total_seconds()
 
 
 @pytest.mark.usefixtures("learned")
 def test_a_job_and_its_queue_tell_when_they_end(client: FlaskClient) -> None:
     deadline = datetime.now(UTC) + timedelta(minutes=15)
     first, second = added(client, priority=1), added(client, deadline=deadline.isoformat())
-    told = client.get(f"/api/v1/jobs/{second}/prediction").json
-    assert ago(told, "ends_at") == pytest.approx(1_200, rel=0.1)
-    assert ago(told, "earliest") < ago(told, "ends_at") < ago(told, "latest")
-    assert (told["job_id"], told["queue"], told["status"], told["reason"]) == (second, "q", "queued", None)
-    assert told["is_late"], "15 minutes for 20"
-    assert told["accuracy"] == {"predictions": 0, "error": None, "within": None}
+    shown = client.get(f"/api/v1/jobs/{second}/prediction").json
+    assert ago(shown, "ends_at") == pytest.approx(1_200, rel=0.1)
+    assert ago(shown, "earliest") < ago(shown, "ends_at") < ago(shown, "latest")
+    assert (shown["job_id"], shown["queue"], shown["status"], shown["reason"]) == (second, "q", "queued", None)
+    assert shown["is_late"], "15 minutes for 20"
+    assert shown["accuracy"] == {"predictions": 0, "error": None, "within": None}
     assert not client.get(f"/api/v1/jobs/{first}/prediction").json["is_late"]
     whole = client.get("/api/v1/queues/q/prediction").json
     assert ago(whole, "ends_at") == pytest.approx(1_200, rel=0.1)
@@ -67,8 +67,8 @@ def test_the_pages_say_it_in_a_sentence(client: FlaskClient, conn: db.Connection
 
 def test_without_a_prediction_there_is_a_reason(client: FlaskClient) -> None:
     job = added(client)
-    told = client.get(f"/api/v1/jobs/{job}/prediction").json
-    assert (told["ends_at"], told["earliest"], told["latest"], told["reason"]) == (None, None, None, "no_worker")
+    shown = client.get(f"/api/v1/jobs/{job}/prediction").json
+    assert (shown["ends_at"], shown["earliest"], shown["latest"], shown["reason"]) == (None, None, None, "no_worker")
     assert "When it ends is not known. No worker of its queue takes jobs." in client.get(f"/jobs/{job}").text
     assert client.get("/api/v1/queues/unknown/prediction").json["reason"] == "nothing"
     assert 'id="ending"' not in client.get("/queues/unknown").text
@@ -89,7 +89,7 @@ def test_requests_within_seconds_share_what_is_read_of_a_queue(
     assert asked == ["q", "other"]
 
 
-def said(**fields: Any) -> str:
+def sentence(**fields: Any) -> str:
     """The command line's words, two hours east."""
     at = {"at": "2026-12-01T00:00:00Z", "queue": "q", "accuracy": {"predictions": 0, "error": None, "within": None}}
     kind = JobPrediction if "job_id" in fields else QueuePrediction
@@ -100,11 +100,11 @@ def said(**fields: Any) -> str:
 
 def test_the_command_line_says_it_in_words() -> None:
     times = {"ends_at": "2026-12-01T04:40:00Z", "earliest": "2026-12-01T04:25:00Z", "latest": "2026-12-01T05:05:00Z"}
-    assert said(**times) == (
+    assert sentence(**times) == (
         "the work due now in q ends about 2026-12-01 06:40:00 EET,"
         " between 2026-12-01 06:25:00 EET and 2026-12-01 07:05:00 EET"
     )
-    late = said(
+    late = sentence(
         **times,
         job_id="01890a5d-ac96-474b-8cce-b302099a8057",
         deadline="2026-12-01T04:30:00Z",
@@ -113,5 +113,5 @@ def test_the_command_line_says_it_in_words() -> None:
     )
     assert "; its deadline is missed then: 2026-12-01 06:30:00 EET" in late
     assert late.endswith("\nof the last day 40 predictions were off by 6 % in the median")
-    assert said(reason="paused") == "when the work due now in q ends is not known. Its queue is paused."
-    assert said(reason="new") == "when the work due now in q ends is not known. The reason is new."
+    assert sentence(reason="paused") == "when the work due now in q ends is not known. Its queue is paused."
+    assert sentence(reason="new") == "when the work due now in q ends is not known. The reason is new."

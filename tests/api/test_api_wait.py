@@ -96,9 +96,9 @@ def test_a_wait_ends_when_the_job_waits_for_something_else(
         answer = asked(job + "?wait=30", **known)
         assert not answer.done()
         conn.execute(statement)
-        told = answer.result(20)
-        assert (told.status_code, told.get_json()["waiting_for"]["reason"]) == (200, wanted)
-        assert told.headers["ETag"] not in known.values()
+        reply = answer.result(20)
+        assert (reply.status_code, reply.get_json()["waiting_for"]["reason"]) == (200, wanted)
+        assert reply.headers["ETag"] not in known.values()
 
 
 def test_figures_end_no_wait(client: FlaskClient, conn: db.Connection) -> None:
@@ -109,8 +109,8 @@ def test_figures_end_no_wait(client: FlaskClient, conn: db.Connection) -> None:
     conn.execute(SHOWN)
     client.post(TRIGGER, json=MINIMAL | {"priority": 1})
     after = client.get(job)
-    assert [told.get_json()["waiting_for"]["ahead"] for told in (before, after)] == [0, 1]
-    assert [told.get_json()["waiting_for"]["workers"] for told in (before, after)] == [1, 2]
+    assert [reply.get_json()["waiting_for"]["ahead"] for reply in (before, after)] == [0, 1]
+    assert [reply.get_json()["waiting_for"]["workers"] for reply in (before, after)] == [1, 2]
     assert before.headers["ETag"] == after.headers["ETag"]
 
 

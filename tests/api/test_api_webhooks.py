@@ -70,8 +70,8 @@ def test_a_receiver_that_gets_nothing_is_not_shown_as_told(client: FlaskClient, 
     client.post(f"{OPS}/test")
     assert "undelivered" not in client.get("/webhooks").text
     conn.execute("UPDATE dl_jobs SET attempt = 1, error = 'Connection refused'")  # it waits for its next attempt
-    (told,) = client.get(WEBHOOKS).get_json()["webhooks"]
-    assert (told["undelivered"], told["last_error"]) == (1, "Connection refused")
+    (shown,) = client.get(WEBHOOKS).get_json()["webhooks"]
+    assert (shown["undelivered"], shown["last_error"]) == (1, "Connection refused")
     assert "<strong>1 undelivered</strong>: Connection refused" in client.get("/webhooks").text
     conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now()")
     assert client.get(WEBHOOKS).get_json()["webhooks"][0]["undelivered"] == 1

@@ -94,7 +94,7 @@ def test_how_many_connections_a_machine_wants() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "advice"),
+    ("message", "advice"),
     [
         ("FATAL:  unsupported startup parameter: options", "PostgreSQL itself"),
         ("FATAL:  sorry, too many clients already", "raise max_connections"),
@@ -107,8 +107,8 @@ def test_how_many_connections_a_machine_wants() -> None:
         ("connection refused\n\tis it running?", "lets this machine in"),
     ],
 )
-def test_what_helps_against_no_session(said: str, advice: str) -> None:
-    found = database.unreachable("database", DSN, psycopg.OperationalError(said))
+def test_what_helps_against_no_session(message: str, advice: str) -> None:
+    found = database.unreachable("database", DSN, psycopg.OperationalError(message))
     assert found.level == "error"
     assert advice in found.advice
     assert "\n" not in found.what + found.advice

@@ -74,11 +74,11 @@ def test_a_watch_says_at_once_and_once_why_a_run_has_failed(service: Service) ->
     running = state("running", attempt=2, max_attempts=5, error="no pipeline 'nop'")
     answers = [STARTED, first, first | {"priority": 1}, running, second, state("failed", error="no pipeline 'nop'")]
     service.answers = [Answer(document=document) for document in answers]
-    said = run("trigger", "nop", "--wait").stderr
-    assert said.count("attempt 1 of 5 failed: no pipeline 'nop'\\x1b[2J\n") == 1
-    assert said.count("attempt 2 of 5 failed: no pipeline 'nop'\n") == 1
-    assert said.index("attempt 1 of 5") < said.index("it is due in")
-    assert "Traceback" not in said
+    output = run("trigger", "nop", "--wait").stderr
+    assert output.count("attempt 1 of 5 failed: no pipeline 'nop'\\x1b[2J\n") == 1
+    assert output.count("attempt 2 of 5 failed: no pipeline 'nop'\n") == 1
+    assert output.index("attempt 1 of 5") < output.index("it is due in")
+    assert "Traceback" not in output
 
 
 def test_what_a_trigger_says_goes_to_the_service(service: Service) -> None:
@@ -95,13 +95,13 @@ def test_what_a_trigger_says_goes_to_the_service(service: Service) -> None:
 
 def test_a_trigger_whose_answer_is_lost_can_be_sent_again(service: Service) -> None:
     service.answers = [Answer(close=True)]
-    said = run("trigger", "t").stderr
+    output = run("trigger", "t").stderr
     key = service.asked[0].body["idempotency_key"]
-    assert f"sent again with --idempotency-key {key} it is added once" in said
+    assert f"sent again with --idempotency-key {key} it is added once" in output
     service.close()
-    said = run("trigger", "t").stderr
-    assert "is the API running?" in said
-    assert "sent again" not in said
+    output = run("trigger", "t").stderr
+    assert "is the API running?" in output
+    assert "sent again" not in output
 
 
 def test_a_certificate_for_another_name_gets_advice_about_certificates(
@@ -110,11 +110,11 @@ def test_a_certificate_for_another_name_gets_advice_about_certificates(
     error = ssl.SSLCertVerificationError(1, "certificate verify failed")
     error.verify_message = "Hostname mismatch"
     monkeypatch.setattr(Transport, "_exchange", Mock(side_effect=error))
-    said = run("status", str(ID)).stderr
+    output = run("status", str(ID)).stderr
     assert (
-        "its certificate is not trusted: Hostname mismatch\ndataloader: name the host as its certificate does" in said
+        "its certificate is not trusted: Hostname mismatch\ndataloader: name the host as its certificate does" in output
     )
-    assert "is the API running?" not in said
+    assert "is the API running?" not in output
 
 
 def test_the_token_comes_from_the_environment_or_a_file_and_is_not_shown(
@@ -377,9 +377,9 @@ CASES: list[tuple[doctor.Case, list[str], list[tuple[str, ...]]]] = [
 @pytest.mark.parametrize(("case", "texts", "commands"), CASES)
 def test_doctor_finds(case: doctor.Case, texts: list[str], commands: list[tuple[str, ...]]) -> None:
     findings = list(doctor.diagnose(case))
-    told = "\n".join(finding.text for finding in findings)
+    report = "\n".join(finding.text for finding in findings)
     for text in texts:
-        assert text in told
+        assert text in report
     for command in commands:
         assert command in [finding.command for finding in findings]
 
@@ -547,12 +547,12 @@ def new(name: str) -> tuple[int, str]:
 
 @pytest.mark.long
 def test_what_is_written_passes_its_test_and_the_linter(folder: Path) -> None:
-    status, said = new("sales")
-    assert status == 0, said
-    assert "DL_PIPELINES=sales dataloader up" in said.replace(str(Path(sys.executable).parent) + "/", "")
-    assert 'trigger sales --args \'{"path": "example.csv"}\' --wait' in said
+    status, output = new("sales")
+    assert status == 0, output
+    assert "DL_PIPELINES=sales dataloader up" in output.replace(str(Path(sys.executable).parent) + "/", "")
+    assert 'trigger sales --args \'{"path": "example.csv"}\' --wait' in output
     assert 'context.load("sales_rows"' in (folder / "sales.py").read_text()
-    assert "my_loader" not in said + "".join(path.read_text() for path in folder.iterdir())
+    assert "my_loader" not in output + "".join(path.read_text() for path in folder.iterdir())
     options = ["-q", "-p", "no:randomly", "-p", "no:cacheprovider", "-W", "error", "--rootdir", str(folder)]
     command = [sys.executable, "-P", "-m", "pytest", *options, str(folder / "test_sales.py")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
@@ -585,10 +585,10 @@ def test_refusals_leave_the_folder_as_it_is(name: str, why: str, folder: Path) -
     (folder / "there.py").write_text("mine")
     (folder / "test_tested.py").write_text("mine")
     (folder / "package").mkdir()
-    status, said = new(name)
+    status, output = new(name)
     assert status == 1
-    assert why in said
-    assert "Traceback" not in said
+    assert why in output
+    assert "Traceback" not in output
     assert sorted(path.name for path in folder.iterdir()) == ["package", "test_tested.py", "there.py"]
     assert (folder / "there.py").read_text() == "mine"
 

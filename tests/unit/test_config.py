@@ -87,7 +87,7 @@ WRONG_WORKERS = [
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("APP_PORT", "s3cret", "APP_PORT: Input should be a valid integer"),
         ("TIMEZONE", "s3cret", "TIMEZONE: should be a time zone such as Europe/Moscow"),
@@ -120,16 +120,16 @@ WRONG_WORKERS = [
         ("DL_LLM_CATEGORIES", '{"s3cret": ["*"]}', "DL_LLM_CATEGORIES: should be an object with names among reasoning"),
         ("DL_STALL_SEC", "10", "DL_STALL_SEC: should be more than DL_HEARTBEAT_SEC"),
         ("DL_HEARTBEAT_SEC", "900", "DL_STALL_SEC: should be more than DL_HEARTBEAT_SEC"),
-        *(("WORKERS_JSON", value, said) for value, said in WRONG_WORKERS),
+        *(("WORKERS_JSON", value, message) for value, message in WRONG_WORKERS),
     ],
 )
 def test_a_wrong_value_is_named_and_not_shown(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
 ) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError) as caught:
         load()
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "s3cret" not in str(caught.value)
 
 
@@ -151,17 +151,17 @@ def test_all_wrong_variables_are_named_at_once(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"APP_PORT=1\nthis is s3cret\n", ".env, line 2: should be NAME=value"),
         (b"APP_PORT=\xff\xfes3cret\n", ".env cannot be read: should be text in UTF-8"),
     ],
 )
-def test_a_dotenv_that_cannot_be_read(tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_dotenv_that_cannot_be_read(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / ".env").write_bytes(content)
     with pytest.raises(ConfigError) as caught:
         load()
-    assert str(caught.value) == said
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(

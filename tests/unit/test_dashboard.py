@@ -294,8 +294,8 @@ def test_what_is_left_of_a_run_follows_from_its_own_progress(
 
 
 def test_a_relative_time_takes_the_focus_and_has_the_instant_as_its_title() -> None:
-    told = formats.clock(lambda: ZoneInfo("Asia/Tokyo"), lambda: NOON, is_relative=True)(ago(180))
-    assert told == (
+    rendered = formats.clock(lambda: ZoneInfo("Asia/Tokyo"), lambda: NOON, is_relative=True)(ago(180))
+    assert rendered == (
         '<time datetime="2026-11-24T11:57:00Z"'
         ' title="2026-11-24 20:57:00 Asia/Tokyo = 2026-11-24 11:57:00.000000 UTC"'
         ' class="ago" tabindex="0">20:57:00</time>'

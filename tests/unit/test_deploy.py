@@ -65,15 +65,15 @@ def analyze(root: Path, *words: str) -> str:
 
 @needs_systemd
 def test_systemd_takes_the_units(root: Path) -> None:
-    said = analyze(root, "verify", "--man=no", *map(instance, UNITS))
-    assert said == ""
+    output = analyze(root, "verify", "--man=no", *map(instance, UNITS))
+    assert output == ""
 
 
 @needs_systemd
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_the_units_have_few_rights(unit: Path, root: Path) -> None:
-    said = analyze(root, "security", "--offline=true", "--no-pager", instance(unit))
-    (score,) = re.findall(r"exposure level for \S+: ([\d.]+)", said)
+    output = analyze(root, "security", "--offline=true", "--no-pager", instance(unit))
+    (score,) = re.findall(r"exposure level for \S+: ([\d.]+)", output)
     assert float(score) <= MOST_EXPOSED
 
 

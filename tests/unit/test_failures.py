@@ -82,7 +82,7 @@ def test_a_group_names_the_type_the_place_and_the_message_without_values(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("order 0190a5d0-ac96-774b-bcce-b302099a8057 is late", "order … is late"),
         ("no row since 2026-01-31T14:30:05.123Z, 3 tries", "no row since …, # tries"),
@@ -103,8 +103,8 @@ def test_a_group_names_the_type_the_place_and_the_message_without_values(
         ("", ""),
     ],
 )
-def test_what_differs_from_job_to_job_goes_from_the_message(text: str, said: str) -> None:
-    assert general(text) == said
+def test_what_differs_from_job_to_job_goes_from_the_message(text: str, expected: str) -> None:
+    assert general(text) == expected
 
 
 def test_a_group_is_short_and_ends_within_a_moment_for_any_text() -> None:

@@ -204,8 +204,8 @@ def test_a_run_whose_pipeline_no_around_run_let_begin_has_failed(function: Calla
     on_error(lambda run, exc: seen.append(exc))
     result = run("t", max_attempts=1)
     assert result.status == "failed"
-    said = "RuntimeError: the pipeline has not begun: @around_run test_hooks."
-    assert str(result.error).startswith(said)
+    message = "RuntimeError: the pipeline has not begun: @around_run test_hooks."
+    assert str(result.error).startswith(message)
     assert ".kind has swallowed the OSError of another" in str(result.error).splitlines()[0]
     assert [type(exc.__cause__) for exc in seen] == [OSError]
 
@@ -287,10 +287,10 @@ def test_an_on_error_that_fails_changes_nothing(seen: list[Any]) -> None:
         raise SystemExit(3)
 
     on_error(lambda run, exc: seen.append(exc))
-    with structlog.testing.capture_logs() as said:
+    with structlog.testing.capture_logs() as lines:
         result = run("t", {"wrong": True}, max_attempts=1)
     assert (result.status, [type(exc) for exc in seen]) == ("failed", [RuntimeError])
-    assert "hook.failed" in {line["event"] for line in said}
+    assert "hook.failed" in {line["event"] for line in lines}
 
 
 def test_on_error_of_a_batch(seen: list[Any]) -> None:
@@ -330,10 +330,10 @@ def test_a_start_that_fails_reaches_the_test_after_the_last_words(start: Callabl
         raise KeyError("oh")
 
     last_words(seen.append)
-    with structlog.testing.capture_logs() as said, pytest.raises(LookupError, match="no model"):
+    with structlog.testing.capture_logs() as lines, pytest.raises(LookupError, match="no model"):
         run("t")
     assert [str(exc) for exc in seen] == ["no model"]
-    assert "hook.failed" in {line["event"] for line in said}
+    assert "hook.failed" in {line["event"] for line in lines}
 
 
 def test_around_enqueue_may_derive_fields_from_args(seen: list[Any]) -> None:

@@ -141,7 +141,7 @@ def test_a_model_from_32_billion_parameters_on_takes_half_as_long_again(model: s
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         ({"prompt": " \n"}, "prompt: should not be blank"),
         ({"prompt": 7}, "prompt: Input should be a valid string"),
@@ -158,10 +158,10 @@ def test_a_model_from_32_billion_parameters_on_takes_half_as_long_again(model: s
         ({"host": "http://10.0.0.1"}, "host: there is no such argument; there are prompt, system, model, category"),
     ],
 )
-def test_a_wrong_argument_is_named(args: dict[str, Any], said: str) -> None:
+def test_a_wrong_argument_is_named(args: dict[str, Any], message: str) -> None:
     with pytest.raises(PermanentError) as caught:
         wanted(**args)
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
 
 
 def test_a_question_in_both_protocols() -> None:

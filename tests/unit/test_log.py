@@ -183,9 +183,9 @@ def test_exceptions_are_part_of_the_line(lines: Lines) -> None:
 def test_people_read_texts_of_several_lines_as_lines_that_no_other_line_can_be_taken_for(output: int) -> None:
     log.configure(settings(local=True, timezone="Asia/Tokyo"), output=output)
     forged = "2026-01-01 00:00:00 [info] all is well"
-    said = f"wrong\n{forged}\x1b[2J"
+    message = f"wrong\n{forged}\x1b[2J"
     try:
-        raise ValueError(said)
+        raise ValueError(message)
     except ValueError:
         structlog.get_logger("x").exception("it\nfailed", error=f"head\n\n{forged}", rows=5)
     text = os.pread(output, 10_000, 0).decode()

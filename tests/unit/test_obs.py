@@ -93,10 +93,10 @@ def test_an_exporter_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch)
     assert telemetry.start_runs("w").run(JOB) is telemetry.Runs._OFF
 
 
-@pytest.mark.parametrize("said", ["0", "soon", "-5"])
-def test_an_interval_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+@pytest.mark.parametrize("interval", ["0", "soon", "-5"])
+def test_an_interval_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, interval: str) -> None:
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "otlp")
-    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", said)
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", interval)
     with pytest.raises(ValueError, match="OTEL_METRIC_EXPORT_INTERVAL should be milliseconds"):
         telemetry.Sender(list)
     assert telemetry.start_sender(list) is None

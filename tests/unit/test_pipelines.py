@@ -138,7 +138,7 @@ class Load(BaseModel):
 SCHEMA = args_schema.written(Load.model_json_schema())
 
 
-def told(args: Any, schema: str = SCHEMA) -> list[str]:
+def faults(args: Any, schema: str = SCHEMA) -> list[str]:
     return [str(fault) for fault in args_schema.Allowance().faults(schema, args)]
 
 
@@ -149,9 +149,9 @@ def test_the_queue_gets_the_schema_without_the_defaults_of_secrets() -> None:
     @register("plain")
     def other(args: dict[str, Any]) -> None: ...
 
-    said = registry.declarations()
-    assert said["load"]["args_schema"] == SCHEMA
-    assert said["plain"]["args_schema"] is None
+    declared = registry.declarations()
+    assert declared["load"]["args_schema"] == SCHEMA
+    assert declared["plain"]["args_schema"] is None
     assert "hunter2" not in SCHEMA
     assert list(json.loads(SCHEMA)["properties"])[:3] == ["day", "at", "limit"]  # a form has them in this order
 
@@ -209,25 +209,25 @@ def test_a_model_without_a_schema_or_with_a_large_one_is_refused() -> None:
     ],
 )
 def test_a_fault_names_the_arg_and_what_would_be_right(args: Any, words: list[str]) -> None:
-    assert sorted(told(args)) == words
+    assert sorted(faults(args)) == words
 
 
 def test_each_missing_arg_is_named_once_and_an_unknown_one_with_the_known() -> None:
     schema = '{"type":"object","properties":{"a":{},"b":{}},"required":["a","b"],"additionalProperties":false}'
-    assert sorted(told({"c": 1}, schema)) == ["a is required", "b is required", "c is not known; known are: a, b"]
+    assert sorted(faults({"c": 1}, schema)) == ["a is required", "b is required", "c is not known; known are: a, b"]
 
 
 def test_no_fault_quotes_a_value() -> None:
     secret = "s3cret-s3cret"
     wrong = {"day": secret, "at": secret, "limit": secret, "share": secret, "mode": secret, "password": [secret]}
-    found = told(wrong | {"tags": secret, "source": {"host": [secret]}})
+    found = faults(wrong | {"tags": secret, "source": {"host": [secret]}})
     assert len(found) == 8
     assert secret not in str(found)
 
 
 def test_what_the_schema_takes_the_model_takes() -> None:
     for args in ({"day": "2026-01-31", "at": "2026-01-31T06:30:00+03:00"}, {"day": "2026-01-31", "limit": 5.0}):
-        assert told(args) == []
+        assert faults(args) == []
         assert Load.model_validate(args)
     with pytest.raises(ValidationError):
         Load.model_validate({"day": "31.01.2026"})

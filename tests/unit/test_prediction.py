@@ -98,12 +98,12 @@ class Said(NamedTuple):
 
     job: object
     was_running: bool
-    said: Range
+    expected: Range
     took: float
 
-    def error(self, said: Range) -> float:
+    def error(self, expected: Range) -> float:
         """How far off that is, as a share of the time that was left."""
-        return abs(said.middle - self.took) / self.took
+        return abs(expected.middle - self.took) / self.took
 
 
 def predicted(seed: int, instants: int) -> list[Said]:
@@ -114,34 +114,34 @@ def predicted(seed: int, instants: int) -> list[Said]:
         night.pass_until(at)
         line = night.line()
         running = [run.job for run in line.running]
-        said = forecast(line, known, [*running, *(each.job for each in line.waiting[::20])])
+        expected = forecast(line, known, [*running, *(each.job for each in line.waiting[::20])])
         everything = [each.job for each in (*line.waiting, *line.running)]
-        found += [(at, job, job in running, [job], its) for job, its in said.jobs.items()]
-        found.append((at, None, False, everything, said.line))
+        found += [(at, job, job in running, [job], its) for job, its in expected.jobs.items()]
+        found.append((at, None, False, everything, expected.line))
     night.pass_until(100_000)
     ends = {job.number: job.ended_at for job in night.jobs}
-    return [Said(job, was_running, said, max(ends[each] for each in of) - at)
-            for at, job, was_running, of, said in found]  # fmt: skip
+    return [Said(job, was_running, expected, max(ends[each] for each in of) - at)
+            for at, job, was_running, of, expected in found]  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(11, 90, 10))])
 def test_the_predicted_ends_of_a_night_are_off_by_ten_percent_at_most_in_the_median(seed: int) -> None:
     """The error is |predicted - true end| as a share of the time from the prediction to the true end."""
     before = [each for nth in range(3) for each in predicted(seed + nth, 3) if not each.was_running]
-    by = prediction.correction([each.took / each.said.middle for each in before if each.job is not None])
-    night = [each if each.was_running else each._replace(said=prediction.corrected(each.said, by))
+    by = prediction.correction([each.took / each.expected.middle for each in before if each.job is not None])
+    night = [each if each.was_running else each._replace(expected=prediction.corrected(each.expected, by))
              for each in predicted(seed + 3, 8)]  # fmt: skip
     jobs, lines = [each for each in night if each.job is not None], [each for each in night if each.job is None]
     waiting, running = ([each for each in jobs if each.was_running is which] for which in (False, True))
     groups = {"jobs": jobs, "waiting": waiting, "running": running, "lines": lines}
-    errors = {name: median(each.error(each.said) for each in some) for name, some in groups.items()}
-    within = sum(each.said.low <= each.took <= each.said.high for each in jobs) / len(jobs)
+    errors = {name: median(each.error(each.expected) for each in some) for name, some in groups.items()}
+    within = sum(each.expected.low <= each.took <= each.expected.high for each in jobs) / len(jobs)
     print(f"median error {errors}; {within:.0%} of {len(jobs)} ends within their ranges; {by}")
     assert max(errors["jobs"], errors["waiting"], errors["lines"]) <= 0.1
     assert errors["running"] <= 0.25, "how long one run goes on that tells nothing is chance"
     assert within >= 0.6
-    assert median(each.error(each.said) for each in waiting) < median(  # what the correction is for
-        abs(each.said.middle / by.middle - each.took) / each.took for each in waiting
+    assert median(each.error(each.expected) for each in waiting) < median(  # what the correction is for
+        abs(each.expected.middle / by.middle - each.took) / each.took for each in waiting
     )
 
 
@@ -159,10 +159,10 @@ def of(values: list[float]) -> Histogram:
 @given(VALUES, st.sampled_from([0.01, 0.5, 0.9, 0.95, 0.99, 1.0]))
 def test_a_percentile_is_off_by_less_than_ten_percent(values: list[float], share: float) -> None:
     exact = sorted(values)[max(1, math.ceil(round(share * len(values), 6))) - 1]
-    told = of(values).percentile(share)
-    assert told is not None
-    assert abs(told - exact) <= 0.1 * exact * (1 + 1e-9) + histogram.LEAST
-    assert told <= max(values)
+    percentile = of(values).percentile(share)
+    assert percentile is not None
+    assert abs(percentile - exact) <= 0.1 * exact * (1 + 1e-9) + histogram.LEAST
+    assert percentile <= max(values)
 
 
 @given(VALUES)

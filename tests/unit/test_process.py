@@ -288,8 +288,8 @@ def as_process(action: Callable[[], object]) -> list[str]:
     pid = identity.fork(child)
     os.close(write)
     os.waitpid(pid, 0)
-    with os.fdopen(read) as told:
-        return told.read().split()
+    with os.fdopen(read) as pipe:
+        return pipe.read().split()
 
 
 def outage(note: Note) -> FarmOutage:
@@ -323,12 +323,12 @@ def test_a_note_whose_writer_was_killed_in_the_middle_is_begun_anew(monkeypatch:
         raise InterruptedError
 
     note = Note()
-    with note.changed() as told:
-        told.update(text="long " * 20)
+    with note.changed() as content:
+        content.update(text="long " * 20)
     with monkeypatch.context() as broken:
         broken.setattr(os, "ftruncate", killed)
-        with pytest.raises(InterruptedError), note.changed() as told:
-            told.update(text="short")
+        with pytest.raises(InterruptedError), note.changed() as content:
+            content.update(text="short")
     assert as_process(lambda: outage(note).failed("worker.claim.failed", ERROR)) == [LOST]
 
 

@@ -170,8 +170,8 @@ def test_the_rest_of_a_private_key_is_masked_in_last_words() -> None:
     output = Output("dl-test")
     begin = b"before\n-----BEGIN PRIVATE KEY-----\nMIIEone\n"
     os.write(output.fd, begin + b"MIIEtwo\n-----END PRIVATE KEY-----\nafter password=hunter2x\n")
-    said = [each.text for each in last_words(output.fd, len(begin), "stdout")]
-    assert said == ["***", "***", "after password=***"]
+    texts = [each.text for each in last_words(output.fd, len(begin), "stdout")]
+    assert texts == ["***", "***", "after password=***"]
 
 
 @pytest.fixture

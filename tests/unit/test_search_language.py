@@ -100,9 +100,9 @@ def test_an_id_or_its_beginning() -> None:
     ],
 )
 def test_a_wrong_search_says_what_would_be_right(text: str, words: str) -> None:
-    with pytest.raises(WrongSearch) as said:
+    with pytest.raises(WrongSearch) as refusal:
         parsed(text)
-    assert words in str(said.value)
+    assert words in str(refusal.value)
 
 
 @given(st.text(max_size=60))

@@ -91,20 +91,20 @@ def test_cancel_and_drain_at_a_step(function: Callable[..., Any]) -> None:
     [({"cancel_at": 2}, "canceled"), ({"drain_at": 2}, "handed back"), ({"timeout_sec": 0.001}, "timeout")],
 )
 def test_a_run_learns_why_it_ends(how: dict[str, Any], reason: str) -> None:
-    told = []
+    reasons = []
 
     @register("t", max_attempts=1)
     def curious(args: dict[str, Any], context: Context) -> Iterator[Any]:
-        told.append(context.stop_reason)
+        reasons.append(context.stop_reason)
         try:
-            while len(told) < 3:
+            while len(reasons) < 3:
                 time.sleep(0.002)
                 yield
         finally:
-            told.append(context.stop_reason)
+            reasons.append(context.stop_reason)
 
     run(curious, **how)
-    assert told[:2] == [None, reason]
+    assert reasons[:2] == [None, reason]
 
 
 def test_a_cancellation_that_is_ignored_wins_and_the_work_stands() -> None:
@@ -366,15 +366,15 @@ def test_a_pipeline_for_one_job_refuses_a_merged_delivery() -> None:
 def test_on_exhausted_gets_the_args_of_a_job_that_ends_failed_and_nobody_elses(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    told: list[Any] = []
+    exhausted: list[Any] = []
 
     def fails(args: Any) -> None:
         raise PermanentError("e") if args.get("v") == 1 else ValueError("e")
 
-    register("t.dies", on_exhausted=told.append)(fails)
+    register("t.dies", on_exhausted=exhausted.append)(fails)
     assert run("t.dies", {"v": 1}).attempts == 1
     assert run("t.dies", {"v": 2}, max_attempts=3).attempts == 3
-    assert told == [{"v": 1}, {"v": 2}]
+    assert exhausted == [{"v": 1}, {"v": 2}]
     register("t.worse", on_exhausted=lambda args: 1 / 0)(lambda args: 1 / 0)
     assert run("t.worse", max_attempts=1).status == "failed"
 
@@ -396,15 +396,15 @@ def test_args_are_checked_by_the_model_as_on_a_farm() -> None:
         day: str
         limit: int = Field(default=10, ge=1)
 
-    told: list[Any] = []
-    register("typed", args=Load, on_exhausted=told.append)(lambda args: {"limit": args.limit})
+    exhausted: list[Any] = []
+    register("typed", args=Load, on_exhausted=exhausted.append)(lambda args: {"limit": args.limit})
     register("typed.batch", args=Load, batch_size=5)(lambda args: {key: each[0].limit for key, each in args.items()})
     for args in ({"day": "x", "limit": 5}, Load(day="x", limit=5)):
         assert run("typed", args).result == {"limit": 5}
     result = run("typed", {"limit": 0})
     assert (result.status, result.attempts) == ("failed", 1)
     assert result.error == "day: Field required; limit: Input should be greater than or equal to 1"
-    assert told == [{"limit": 0}]
+    assert exhausted == [{"limit": 0}]
     batch = run("typed.batch", {"a": [Load(day="x")], "b": [{"day": 5}]})
     assert (batch.jobs, batch.results) == ({"a": ["succeeded"], "b": ["failed"]}, {"a": [10], "b": [None]})
     assert run("typed.batch", {"a": [{}], "b": [{}]}).jobs == {"a": ["failed"], "b": ["failed"]}

@@ -47,7 +47,7 @@ class Visitor:
         )
         self.page: Page = self.context.new_page()
         self.page.set_default_timeout(MOST_MS)
-        self.page.on("console", lambda said: self._note(said.type, said.text))
+        self.page.on("console", lambda message: self._note(message.type, message.text))
         self.page.on("pageerror", lambda error: self.faults.append(f"exception: {error}"))
         self.page.on("dialog", lambda dialog: (self.faults.append(f"dialog: {dialog.message}"), dialog.dismiss()))
         self.page.on("request", self._on_request)

@@ -65,12 +65,12 @@ def test_a_note_is_written_for_everybody(visitor: Visitor) -> None:
 def test_the_buttons_change_the_jobs_of_their_group_alone(visitor: Visitor, scene: Failures) -> None:
     again, gone, other = (scene.dead(group, queue="two") for group in ("again", "gone", "other"))
     page = visitor.go("/errors?queue=two")
-    for group, label, said in (("again", "Requeue these", "queued again"), ("gone", "Delete these", "deleted")):
+    for group, label, outcome in (("again", "Requeue these", "queued again"), ("gone", "Delete these", "deleted")):
         card = page.locator(".error-group").filter(has=page.get_by_text(group, exact=True))
         card.get_by_role("button", name=label).click()
         expect(page.locator("#question")).to_contain_text("the one dead job of this group")
         page.locator("dialog[open]").get_by_role("button", name=label).click()
-        expect(page.locator("#flash")).to_contain_text(f"1 job {said}.")
+        expect(page.locator("#flash")).to_contain_text(f"1 job {outcome}.")
         expect(card).to_have_count(0)
     assert [row(scene.conn, job_id)["status"] for job_id in (again, other)] == ["queued", "failed"]
     found = scene.conn.execute("SELECT count(*) FROM dl_jobs WHERE job_id = %s", (gone,)).fetchone()

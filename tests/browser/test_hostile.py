@@ -85,9 +85,9 @@ def test_a_hostile_text_is_inert_on_every_page(hostile: Hostile) -> None:
         assert is_inert(page, visitor.address), path
     page = visitor.go(f"/queues/{name}")
     assert text[:12] in page.title()
-    for label, said in (("Resume", "goes on"), ("Pause", "paused"), ("Requeue all dead", "2 jobs queued again")):
+    for label, message in (("Resume", "goes on"), ("Pause", "paused"), ("Requeue all dead", "2 jobs queued again")):
         visitor.press(label)
-        expect(page.locator("#flash")).to_contain_text(said)
+        expect(page.locator("#flash")).to_contain_text(message)
         assert is_inert(page, visitor.address), label
     assert scene.status(scene.dead) == "queued"
     visitor.expected |= {"400", "404", "405"}

@@ -27,9 +27,9 @@ class Load(BaseModel):
 
 
 @pytest.fixture(autouse=True)
-def told(scene: Scene) -> None:
-    said = {"load.typed": {"args_schema": args_schema.written(Load.model_json_schema())}, "load.free": {}}
-    operations.publish_tasks(scene.conn, said)
+def declared(scene: Scene) -> None:
+    schemas = {"load.typed": {"args_schema": args_schema.written(Load.model_json_schema())}, "load.free": {}}
+    operations.publish_tasks(scene.conn, schemas)
 
 
 def led_to(page: Page) -> UUID:

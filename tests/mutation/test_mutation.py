@@ -59,8 +59,8 @@ def test_three_are_caught(name: str) -> None:
 
 
 def test_a_test_that_cannot_be_set_up_catches_nothing() -> None:
-    said = "ERROR tests/sql/test_rights.py::test_a - permission denied to create role"
-    verdict = judged(MUTANTS[0], 1, said)
+    output = "ERROR tests/sql/test_rights.py::test_a - permission denied to create role"
+    verdict = judged(MUTANTS[0], 1, output)
     assert verdict.caught_by is None
     assert verdict.broken
 

@@ -58,9 +58,9 @@ def try_out(mutants: Sequence[Mutant], at_once: int) -> Iterator[Verdict]:
         pid, status = os.wait()
         if found := running.pop(pid, None):
             mutant, folder = found
-            said = (folder / "said").read_text("utf-8", "replace")
+            output = (folder / "output").read_text("utf-8", "replace")
             shutil.rmtree(folder)
-            yield judged(mutant, os.waitstatus_to_exitcode(status), said)
+            yield judged(mutant, os.waitstatus_to_exitcode(status), output)
 
 
 def catchers() -> dict[str, str]:
@@ -85,7 +85,7 @@ def _fork(mutant: Mutant, folder: Path) -> int:
     """
     if pid := os.fork():
         return pid
-    output = os.open(folder / "said", os.O_WRONLY | os.O_CREAT)
+    output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT)
     for number in (1, 2):
         os.dup2(output, number)
     copy_checkout(folder)
@@ -137,12 +137,12 @@ def copy_checkout(copy: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", copy)
 
 
-def judged(mutant: Mutant, status: int, said: str) -> Verdict:
+def judged(mutant: Mutant, status: int, output: str) -> Verdict:
     """The verdict from pytest's exit status and output."""
     if status == 0:
         return Verdict(mutant, None)
     # An ERROR is none: a test that cannot be set up says nothing of the guard.
-    found = re.search(r"^FAILED tests/sql/(\S+)", said, re.MULTILINE)
+    found = re.search(r"^FAILED tests/sql/(\S+)", output, re.MULTILINE)
     if status == CAUGHT_ONE and found:
         return Verdict(mutant, found[1])
-    return Verdict(mutant, None, said[-400:])
+    return Verdict(mutant, None, output[-400:])

@@ -222,7 +222,7 @@ def test_all_of_a_queue_that_wait_for_their_time(conn: Conn) -> None:
 
 
 def test_what_waits_for_a_retry_is_killed_and_nothing_else(conn: Conn, worker: Worker) -> None:
-    tried, told = plain(conn, attempt=2, in_sec=60, error="no route"), plain(conn, attempt=1)
+    tried, without_error = plain(conn, attempt=2, in_sec=60, error="no route"), plain(conn, attempt=1)
     fresh, running, elsewhere = plain(conn), plain(conn, priority=1), plain(conn, queue="other", attempt=1)
     assert worker.take().job_id == running
     assert operations.change_queue(conn, "kill-retries", "q", BY) == (2, None)
@@ -232,7 +232,7 @@ def test_what_waits_for_a_retry_is_killed_and_nothing_else(conn: Conn, worker: W
     assert found["finished_at"] is not None
     assert journal(conn, tried)[-1] == ("failed", {"attempt": 2, "by": BY, "reason": "killed by hand"})
     assert kinds(conn, tried).count("failed") == 1
-    assert row(conn, told)["error"] == f"killed by {BY}"
+    assert row(conn, without_error)["error"] == f"killed by {BY}"
     assert operations.change_queue(conn, "requeue-dead", "q", BY).changed == 2
     assert state(conn, tried) == ("queued", 0)
 

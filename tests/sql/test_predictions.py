@@ -137,7 +137,7 @@ def test_what_runs_in_another_queue_is_none_of_its_line(conn: Conn, worker: Work
     worker.start_new(queue="other")
     job_id = enqueue(conn)
     assert list(outlook(conn, "q").jobs) == [job_id]
-    judged(conn, 30, said_sec=100, took_sec=100)
+    judged(conn, 30, predicted_sec=100, took_sec=100)
     assert outlook(conn, "other").accuracy["predictions"] == 0
 
 
@@ -340,21 +340,21 @@ def test_the_first_prediction_stays_and_is_compared_with_the_end(conn: Conn, wor
     assert accuracy["error"] == pytest.approx(0.25)
 
 
-def judged(conn: Conn, number: int, said_sec: float, took_sec: float, plain_sec: float | None = None) -> None:
+def judged(conn: Conn, number: int, predicted_sec: float, took_sec: float, plain_sec: float | None = None) -> None:
     """So many predictions of the last day, that jobs would end in some seconds, and when they did."""
     conn.execute(
         "INSERT INTO dl_predictions (job_id, queue, made_at, ends_at, earliest, latest, plain_sec, ended_at)"
-        " SELECT gen_random_uuid(), 'q', at, at + make_interval(secs => %(said)s),"
-        "        at + make_interval(secs => %(said)s * 0.9), at + make_interval(secs => %(said)s * 1.1), %(plain)s,"
+        " SELECT gen_random_uuid(), 'q', at, at + make_interval(secs => %(ends)s),"
+        "        at + make_interval(secs => %(ends)s * 0.9), at + make_interval(secs => %(ends)s * 1.1), %(plain)s,"
         "        at + make_interval(secs => %(took)s)"
         "   FROM (SELECT now() - interval '1 h' AS at FROM generate_series(1, %(number)s)) made",
-        {"number": number, "said": said_sec, "took": took_sec, "plain": plain_sec},
+        {"number": number, "ends": predicted_sec, "took": took_sec, "plain": plain_sec},
     )
 
 
 def test_how_right_the_last_day_was_and_what_follows_for_what_waits(conn: Conn, worker: Worker) -> None:
-    judged(conn, 20, said_sec=100, took_sec=150, plain_sec=100)
-    judged(conn, 10, said_sec=100, took_sec=100)
+    judged(conn, 20, predicted_sec=100, took_sec=150, plain_sec=100)
+    judged(conn, 10, predicted_sec=100, took_sec=100)
     running, waits = enqueue(conn, lock_key="k"), enqueue(conn)
     worker.take()
     assert outlook(conn, "q").accuracy == {

@@ -13,7 +13,7 @@ import io
 import re
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate, islice, pairwise
 from typing import Annotated, Any, BinaryIO
@@ -222,11 +222,15 @@ class CsvFile(FileSource):
             left = left if left > 0 else size
             yield item
 
-    def pass_in_blocks(self, fields: Sequence[str]) -> None:
-        """Take a pattern for each column: `items` gives the records that match in blocks, and the others one by one."""
+    def pass_in_blocks(self, *kinds: Sequence[str], fitted: Callable[[int, Block], Block] | None = None) -> None:
+        """Take the kinds of records, a pattern for each column, that `items` gives in blocks; others come one by one.
+
+        `fitted` gets the number of a block's first record, and returns the block as COPY gets it.
+        """
         # Lines that COPY or this reader take for something else than a record.
         other = "|".join(["[\r\n]", r"(?:\\\.|\x1a)[\r\n]", *filter(None, [re.escape(self._layout.comment or "")])])
-        record = f"(?!{other}){re.escape(self._delimiter).join(fields)}\r?\n"
+        record = f"(?!{other})(?:{'|'.join(map(re.escape(self._delimiter).join, kinds))})\r?\n"
+        self._fitted = fitted or (lambda number, block: block)
         self._one, self._many = re.compile(record), re.compile(f"(?:{record})*+")
 
     def _block(self, most: int) -> tuple[int, Block] | None:
@@ -246,7 +250,7 @@ class CsvFile(FileSource):
         first = self._line + 1
         self._count += count
         self._line += len(_LINE_ENDS.findall(text)) if "\r" in text else text.count("\n")
-        return first, Block(_ends_by_lf(text), count)
+        return first, self._fitted(first, Block(_ends_by_lf(text), count))
 
     def _advance(self) -> None:
         """Read the next chunk; it ends where a line does."""

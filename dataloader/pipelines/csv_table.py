@@ -49,7 +49,7 @@ _COPIED_AT_ONCE = 2**16  # characters in one message to the server
 _BATCH_SIZE = 2**22  # characters: a batch is kept until PostgreSQL has checked it, so long records are fewer
 _RECORD_SIZE = 100  # beside its characters
 _REPEATED_ROWS = 2_000  # in a batch behind many wrong rows, for each of these costs a repetition of its batch
-_RECORD, _LINE_ENDS = re.compile('(?:[^"\n]++|"[^"]*+")*+\n'), re.compile("\r\n?|\n")
+_LINE_ENDS = re.compile("\r\n?|\n")
 _COUNTS = ("inserted", "updated", "unchanged", "deleted", "duplicate_keys", "rejected")
 _BITS = {"smallint": 16, "integer": 32, "bigint": 64}
 _ALIASES = {
@@ -149,9 +149,17 @@ class Block(NamedTuple):
 
     def singles(self, number: int) -> Iterator[tuple[int, str]]:
         """The records alone; `number` is that of the first."""
-        for match in _RECORD.finditer(self.text):
-            yield number, match[0][:-1]
-            number += len(_LINE_ENDS.findall(match[0])) if self.has_lines else 1
+        lines: list[str] = []
+        is_open, has_cr = 0, "\r" in self.text  # whether a quote is open
+        for line in self.text.split("\n")[:-1]:
+            lines.append(line)
+            is_open ^= line.count('"') & 1
+            if not is_open:
+                record = "\n".join(lines)
+                yield number, record
+                ends = len(_LINE_ENDS.findall(record)) + 1 if has_cr else len(lines)
+                number += ends if self.has_lines else 1
+                lines.clear()
 
 
 class Batch(NamedTuple):

@@ -53,6 +53,7 @@ from dataloader.pipelines.columns import Reader, Type, Values, inferred, kind_of
 from dataloader.pipelines.csv_file import CsvFile, Layout, opened_text, text_pattern
 from dataloader.pipelines.csv_table import (
     UNSEEN,
+    Block,
     FileArguments,
     Item,
     Place,
@@ -452,11 +453,12 @@ class _Shape:
         mark = re.escape(source.delimiter)
         self._cut = _cutter(source.delimiter)
         wanted, out = whole.wanted, whole.delimiter
-        words = "|".join(map(re.escape, wanted.null))
+        self._words = [word for word in wanted.null if word]  # an empty field is null anyway
+        words = "|".join(map(re.escape, self._words))
         no_word = f'(?!"(?:{words})")' if words else ""
         self._nulls = frozenset(wanted.null)
         self._order: list[tuple[str, int | None, Reader | None]] = []
-        bare, quoted = [], []
+        bare, quoted, with_words = [], [], []
         # Constants are behind the columns of the file.
         for name in whole.columns:
             if name in constants or name in whole.lines:
@@ -468,7 +470,9 @@ class _Shape:
             is_null = f"(?!(?:{words})(?:{mark}|[\r\n]|\\Z))" if words else ""
             bare.append(is_null + (f"(?:{value})?+" if kind else f"[^{mark}]*+"))
             typed = f'(?:{value})|{no_word}"(?:{value})"|'  # a quoted number may be a word for null too
-            quoted.append(is_null + (f"(?:{typed})" if kind else text_pattern(source.delimiter)))
+            text = text_pattern(source.delimiter)
+            quoted.append(is_null + (f"(?:{typed})" if kind else text))
+            with_words.append(f"(?:(?:{words})(?=[{mark}\r\n])|(?:{value})?+)" if kind else text)
         is_same = [at for _, at, _ in self._order] == list(range(len(names))) and out == source.delimiter
         # Most records have no quotes, and are matched in half the time.
         self.is_plain, self.is_plain_quoted = (
@@ -477,9 +481,23 @@ class _Shape:
         self.tail = "".join(out + csv_file.field(constants[name], out) for name in whole.columns if name in constants)
         self.lines = len(whole.lines)
         # The columns of a file of Arrow, if their values pass as they are.
-        self.places = [at for _, at, reader in self._order if at is not None and not (reader or words)]
-        # The fields that may pass in blocks, if no record needs more than a match.
-        self.fields = [] if self.tail or self.lines or not is_same else quoted
+        self.places = [at for _, at, reader in self._order if at is not None and not (reader or '"' in words)]
+        # The records that may pass in blocks; one with words for null has no quotes that `shaped` would drop.
+        are_bare = mark != r"\\" and all(csv_file.field(word, source.delimiter) == word for word in self._words)
+        self.passing = [quoted, with_words][: 1 + are_bare] if is_same and not re.search("[\r\n]", self.tail) else []
+        self._without_words = re.compile(f"([{mark}\n])(?:{words})(?=[{mark}\n])").sub
+
+    def fitted(self, number: int, block: Block) -> Block:
+        """The block as the table's columns have it: without words for null, and with the added columns."""
+        text, tail, out, lines = block.text, self.tail, self._delimiter, self.lines
+        if any(word in text for word in self._words):
+            parts = text.split('"')  # every other one is within quotes
+            parts[::2] = self._without_words(r"\1", "\n" + '"'.join(parts[::2]))[1:].split('"')
+            text = '"'.join(parts)
+        if tail or lines:
+            singles = Block(text, block.records).singles(number)
+            text = "".join([f"{single}{tail}{f'{out}{at}' * lines}\n" for at, single in singles])
+        return Block(text, block.records)
 
     def cells(self, text: str) -> list[str]:
         """The fields of a record as they are written, with their quotes."""
@@ -720,12 +738,13 @@ class Shaped(Source):
         constants |= {name: words[what] for name, what in self.wanted.add.items() if what != "line"}
         self._shape = _Shape(source, names, self, constants)
         added = [self._typed_value(name, constants[name]) for name in self.columns if name in constants]
-        is_whole = len(self._shape.places) + len(added) == len(self.columns)
+        is_whole = len(self._shape.places) + len(added) + len(self.lines) == len(self.columns)
         if self._most and is_whole and isinstance(source, parquet.ArrowFile):
-            source.stored, source.chosen, source.added = self.stored, self._shape.places, added
+            source.stored, source.chosen = self.stored, self._shape.places
+            source.added, source.lines = added, len(self.lines)
             return source.items(place or source.begin, self._most)
-        if self._most and self._shape.fields and isinstance(source, CsvFile):
-            source.pass_in_blocks(self._shape.fields)
+        if self._most and self._shape.passing and isinstance(source, CsvFile):
+            source.pass_in_blocks(*self._shape.passing, fitted=self._shape.fitted)
             return source.items(place or source.begin, self._most)
         return source.records(place or source.begin)
 

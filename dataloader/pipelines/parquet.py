@@ -54,6 +54,7 @@ class ArrowFile(FileSource):
     kind: str  # of file, for people
     chosen: Sequence[int] | None = None  # the places of the columns that `items` gives; by default all
     added: Sequence[Any] = ()  # the values of further columns, the same in each row
+    lines = 0  # columns behind them, with the number of each row
     _reading: Generator[tuple[int, Item], None, None] | None = None
 
     def __init__(self, path: str, descriptor: int, file: BinaryIO, wanted: Target | None = None) -> None:
@@ -84,18 +85,23 @@ class ArrowFile(FileSource):
     def _items(self, size: int) -> Generator[tuple[int, Item], None, None]:
         from dataloader.pipelines.binary_copy import ahead
 
-        batches = (batch.select(self.chosen or range(len(self.columns))) for batch in self._batches(self._count))
-        for batch in ahead(copied(map(self._whole, batches), size, self.stored, self._block)):
+        batches = self._whole(self._batches(self._count), self._count + 1)
+        for batch in ahead(copied(batches, size, self.stored, self._block)):
             yield self._counted_batch(batch)
         self._require_all()
 
-    def _whole(self, batch: Any) -> Any:
-        """The batch with the added columns behind its own."""
+    def _whole(self, batches: Iterator[Any], number: int) -> Iterator[Any]:
+        """The batches with the added columns behind the chosen ones; `number` is that of the first row."""
         import pyarrow
 
-        added = [pyarrow.repeat(pyarrow.scalar(value), batch.num_rows) for value in self.added]
-        names = [str(at) for at in range(batch.num_columns + len(added))]
-        return pyarrow.RecordBatch.from_arrays([*batch.columns, *added], names)
+        for batch in batches:
+            chosen = batch.columns if self.chosen is None else map(batch.column, self.chosen)
+            added = [pyarrow.repeat(pyarrow.scalar(value), batch.num_rows) for value in self.added]
+            behind = number + batch.num_rows
+            added += [pyarrow.array(range(number, behind), pyarrow.int64()) for _ in range(self.lines)]
+            columns = [*chosen, *added]
+            yield pyarrow.RecordBatch.from_arrays(columns, [*map(str, range(len(columns)))])
+            number = behind
 
     def _block(self, batch: Any) -> Block:
         with self._readable():

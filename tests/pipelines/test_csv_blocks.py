@@ -26,6 +26,9 @@ FIELDS = {
 LAYOUTS: list[dict[str, Any]] = [
     {},
     {"null": ["NA", "8"]},
+    {"null": ["", "NA", "a"], "add": {"n": "line"}},
+    {"null": ["NA", "#no", '""', "a,b"], "add": {"file": "file", "n": "line", "m": "line"}},
+    {"null": ["+7", "NA", "\\."], "delimiter": "\\"},
     {"comment": "#"},
     {"delimiter": ";"},
     {"encoding": "cp1251"},

@@ -241,14 +241,20 @@ def test_columns_of_folders_and_added_ones_are_copied_in_binary(
     for number, day in enumerate(days):
         folder = tmp_path / "in" / f"day={day}" / "n=7" / "of=a%20b"
         folder.mkdir(parents=True)
-        written(id=[number])
+        written(id=[number, number + 2])
         (tmp_path / "f.parquet").rename(folder / "f.parquet")
     if not is_new:
-        rows("CREATE TABLE t (id int PRIMARY KEY, day date, n text, of text, at timestamptz, path text)")
-    args = {"path": "in", "table": "t", "key": ["id"], "add": {"at": "now", "path": "file"}}
+        rows("CREATE TABLE t (id int PRIMARY KEY, day date, n text, of text, at timestamptz, path text, row text)")
+    added = {"at": "now", "row": "line", "path": "file"}
+    args = {"path": "in", "table": "t", "key": ["id"], "null": ["a b"], "add": added}
     result = job("load.files", args, max_attempts=1)
     assert (result.status, texts) == ("succeeded", []), result.error
-    assert rows("SELECT id::int, day::text, n::text, of, at <= now(), path FROM t ORDER BY id") == [
-        (0, days[0], "7", "a b", True, f"in/day={days[0]}/n=7/of=a%20b/f.parquet"),
-        (1, None, "7", "a b", True, f"in/day={days[1]}/n=7/of=a%20b/f.parquet"),
+    paths = [f"in/day={day}/n=7/of=a%20b/f.parquet" for day in days]
+    assert rows("SELECT id::int, day::text, n::text, of, at <= now(), path, row::text FROM t ORDER BY id") == [
+        (0, days[0], "7", "a b", True, paths[0], "1"),
+        (1, None, "7", "a b", True, paths[1], "1"),
+        (2, days[0], "7", "a b", True, paths[0], "2"),
+        (3, None, "7", "a b", True, paths[1], "2"),
     ]
+    assert job("load.files", {"path": "in", "table": "days", "mode": "append", "select": ["day"]}).error is None
+    assert rows("SELECT day::text, count(*) FROM days GROUP BY 1 ORDER BY 1") == [(days[0], 2), (None, 2)]

@@ -698,7 +698,7 @@ class Table:
             batch = self._batch(items if first is None else chain([(number, first)], items))
         try:
             if self._wanted.max_errors:
-                self._copy_without_rejects([*batch])
+                self._copy_without_rejects(batch)
             else:
                 self._copy(batch)
         except psycopg.Error as e:
@@ -732,24 +732,34 @@ class Table:
                 return
         self.is_done = True
 
-    def _copy_without_rejects(self, batch: list[tuple[int, Text]]) -> None:
+    def _copy_without_rejects(self, batch: Iterator[tuple[int, Text]]) -> None:
         """Copy the batch; stage each record that reader or PostgreSQL refuses, with the reason."""
-        rejects = [(number, item) for number, item in batch if isinstance(item, Rejected)]
-        rows: list[tuple[int, Text]] = [(number, item) for number, item in batch if not isinstance(item, Rejected)]
-        while rows and len(rejects) <= self._wanted.max_errors:
+        rejects: list[tuple[int, Rejected]] = []
+
+        def accepted() -> Iterator[tuple[int, Text]]:
+            for number, item in batch:
+                if isinstance(item, Rejected):
+                    rejects.append((number, item))
+                else:
+                    yield number, item
+
+        rows = accepted()
+        while len(rejects) <= self._wanted.max_errors:
             try:
                 with self.conn.transaction():
                     self._copy(rows)
                 break
             except (psycopg.DataError, psycopg.IntegrityError) as e:
+                left = [*rows]
+                if len(rejects) > self._wanted.max_errors:
+                    break  # those of the reader alone
                 if not (match := self._reported(e)):
                     raise
-                left = rows[len(self._sent) :]
                 at = self._fault(int(match[1]))
                 good, ((number, text), *behind) = self._sent[:at], self._sent[at:]
                 self._copy(good)  # PostgreSQL checks records in their order
                 rejects.append((number, Rejected(self._reason(e, match[2]), str(text))))
-                rows = behind + left
+                rows = iter(behind + left)
         # Larger batches are quicker until they have wrong rows.
         rows_next = max(_REPEATED_ROWS, self.batch_rows // 2) if rejects else self.batch_rows * 2
         self.batch_rows = min(rows_next, self._wanted.batch_rows)

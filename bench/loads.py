@@ -28,6 +28,7 @@ COLUMNS = ", ".join(f"{name} {kind}" for name, kind in TYPES.items())
 CASES: dict[str, dict[str, Any]] = {
     **{"new": {}, "keyed": {}, "rejects": {"max_errors": 100, "path": "wrong.csv"}},
     **{"parquet": {"path": "rows.parquet"}, "parquet keyed": {"path": "rows.parquet"}},
+    **{"words": {"null": ["", "x"]}, "lines": {"add": {"line": "line"}}},  # half of the rows have the word
 }
 
 

@@ -453,8 +453,8 @@ class _Shape:
         mark = re.escape(source.delimiter)
         self._cut = _cutter(source.delimiter)
         wanted, out = whole.wanted, whole.delimiter
-        self._words = [word for word in wanted.null if word]  # an empty field is null anyway
-        words = "|".join(map(re.escape, self._words))
+        given = [word for word in wanted.null if word]  # an empty field is null anyway
+        words = "|".join(map(re.escape, given))
         no_word = f'(?!"(?:{words})")' if words else ""
         self._nulls = frozenset(wanted.null)
         self._order: list[tuple[str, int | None, Reader | None]] = []
@@ -482,18 +482,24 @@ class _Shape:
         self.lines = len(whole.lines)
         # The columns of a file of Arrow, if their values pass as they are.
         self.places = [at for _, at, reader in self._order if at is not None and not (reader or '"' in words)]
+        # The words that blocks may have, and how they are found behind these marks.
+        are_bare = mark != r"\\" and all(csv_file.field(word, source.delimiter) == word for word in given)
+        self._words, marks = given if are_bare else [], (source.delimiter, "\n")
+        self._drops = [(each, re.compile(f"{re.escape(each)}(?:{words})(?=[{mark}\n])").sub) for each in marks]
         # The records that may pass in blocks; one with words for null has no quotes that `shaped` would drop.
-        are_bare = mark != r"\\" and all(csv_file.field(word, source.delimiter) == word for word in self._words)
-        self.passing = [quoted, with_words][: 1 + are_bare] if is_same and not re.search("[\r\n]", self.tail) else []
-        self._without_words = re.compile(f"([{mark}\n])(?:{words})(?=[{mark}\n])").sub
+        passing = [with_words, quoted] if self._words else [quoted]
+        self.passing = passing if is_same and not re.search("[\r\n]", self.tail) else []
 
     def fitted(self, number: int, block: Block) -> Block:
         """The block as the table's columns have it: without words for null, and with the added columns."""
         text, tail, out, lines = block.text, self.tail, self._delimiter, self.lines
         if any(word in text for word in self._words):
-            parts = text.split('"')  # every other one is within quotes
-            parts[::2] = self._without_words(r"\1", "\n" + '"'.join(parts[::2]))[1:].split('"')
-            text = '"'.join(parts)
+            parts = f"\n{text}".split('"')  # every other one is within quotes
+            bare = '"'.join(parts[::2])
+            for each, dropped in self._drops:
+                bare = dropped(each, bare)
+            parts[::2] = bare.split('"')
+            text = '"'.join(parts)[1:]
         if tail or lines:
             singles = Block(text, block.records).singles(number)
             text = "".join([f"{single}{tail}{f'{out}{at}' * lines}\n" for at, single in singles])

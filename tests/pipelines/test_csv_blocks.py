@@ -27,7 +27,7 @@ LAYOUTS: list[dict[str, Any]] = [
     {},
     {"null": ["NA", "8"]},
     {"null": ["", "NA", "a"], "add": {"n": "line"}},
-    {"null": ["NA", "#no", '""', "a,b"], "add": {"file": "file", "n": "line", "m": "line"}},
+    {"null": ["NA", "#no", '""', "a,2026-01-02"], "add": {"file": "file", "n": "line", "m": "line"}},
     {"null": ["+7", "NA", "\\."], "delimiter": "\\"},
     {"comment": "#"},
     {"delimiter": ";"},

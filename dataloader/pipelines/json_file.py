@@ -123,19 +123,25 @@ class JsonFile(TypedFile):
             try:
                 row, end = _DECODER.raw_decode(self._text, self._at)
             except json.JSONDecodeError as e:
-                fault, behind = f"no valid JSON: {e.msg.removesuffix(' at').removesuffix(' starting')}", e.pos
-                is_cut = e.pos > len(self._text) - _CUT or e.msg.startswith("Unterminated string")
+                fault, end = f"no valid JSON: {e.msg.removesuffix(' at').removesuffix(' starting')}", e.pos
+                is_cut = end > len(self._text) - _CUT or e.msg.startswith("Unterminated string")
             except RecursionError:
-                fault, behind, is_cut = "nested too deeply", self._at, False
+                fault, end, is_cut = "nested too deeply", self._at, False
             else:
-                self._pass(end)
-                return row if isinstance(row, dict) else Rejected(_NO_OBJECT, "")
+                if isinstance(row, dict):
+                    self._pass(end)
+                    return row
+                fault, is_cut = _NO_OBJECT, isinstance(row, Number) and end > len(self._text) - _CUT
+            # Both would be others once more is read.
+            size, lines = end - self._at, self._text.count("\n", self._at, max(self._at, end - 1))
             if is_cut and len(self._text) - self._at < LONGEST_RECORD and self._read():
                 continue
+            if fault is _NO_OBJECT:
+                self._pass(self._at + size)
+                return Rejected(fault, "")
             while (end := self._text.find("\n", self._at)) < 0 and len(self._text) <= LONGEST_RECORD and self._read():
                 pass
             text = self._text[self._at : end] if end >= 0 else self._text[self._at :]
-            lines = self._text.count("\n", self._at, behind - 1)
             fault += f" in line {self._line + lines}" * (lines > 0) + "; is the file cut?" * ("Unterminated" in fault)
             if len(text) > LONGEST_RECORD:
                 fault = f"an object of over {LONGEST_RECORD} characters; the rows should be lines or one array"

@@ -115,6 +115,22 @@ def test_what_is_no_json_is_refused_with_its_line(loaded: Callable[..., list[Any
     assert error in str(caught.value)
 
 
+@pytest.mark.parametrize("odd", [b"12345678", b"1e5", b"-5.25"])
+@pytest.mark.parametrize("before", range(65_526, 65_536))
+def test_a_number_in_a_line_is_one_fault_wherever_the_text_is_cut(read: Read, before: int, odd: bytes) -> None:
+    file = read(b'{"id": 1}' + b"\n" * (before - 9) + odd + b'\n{"id": 2}')
+    assert [isinstance(text, Rejected) for _, text in file.records(file.begin)] == [False, True, False]
+
+
+@pytest.mark.parametrize("before", [0, 1, 2**16 // 10 - 1, 2**16 // 10, 2**16 // 10 + 1])
+def test_a_line_without_an_object_is_named_wherever_the_text_is_cut(read: Read, before: int) -> None:
+    line = b'{"id": 1}\n'
+    file = read(line * before + b"?" * 2**16 + b"\n" + line * 9)
+    [number] = [number for number, text in file.records(file.begin) if isinstance(text, Rejected)]
+    [reason] = [text.reason for _, text in file.records(file.begin) if isinstance(text, Rejected)]
+    assert (number, reason) == (before + 1, "no valid JSON: Expecting value")
+
+
 def test_one_object_around_all_rows_is_refused_by_its_length(
     loaded: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

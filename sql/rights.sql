@@ -15,16 +15,18 @@ GRANT INSERT ({columns}) ON dl_jobs TO {role};
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT ON dl_jobs, dl_job_events, dl_migrations TO {role};
 
+-- name: tables
+-- In the place of {tables}: all that a farm uses beside dl_jobs and dl_job_events.
+dl_queues, dl_workers, dl_served, dl_tasks, dl_totals, dl_pace, dl_pace_long, dl_rolled, dl_lengths, dl_freed,
+dl_results, dl_needs, dl_parents, dl_waiting, dl_schedules, dl_limits, dl_checkpoints, dl_webhooks, dl_alerts, dl_alerted,
+dl_backfills, dl_partitions, dl_durations, dl_predictions, dl_error_notes, dl_job_logs, dl_spans, dl_cleanups, dl_messages;
+
 -- name: spread
 DO $rights$
 DECLARE
   new_tables text := (  -- a migration comes before the last of them
     SELECT string_agg(name, ', ')
-      FROM unnest('{dl_queues, dl_workers, dl_served, dl_tasks, dl_totals, dl_pace, dl_pace_long, dl_rolled, dl_lengths, dl_freed,
-              dl_results, dl_needs, dl_parents, dl_waiting, dl_schedules, dl_limits,
-              dl_checkpoints, dl_webhooks, dl_alerts, dl_alerted, dl_backfills, dl_partitions, dl_durations,
-              dl_predictions, dl_error_notes, dl_job_logs, dl_spans,
-              dl_cleanups, dl_messages}'::text[]) name
+      FROM unnest('{{tables}}'::text[]) name
      WHERE to_regclass(name) IS NOT NULL);
   all_functions text;
   called text;        -- by a role; the others are triggers'

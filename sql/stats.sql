@@ -165,9 +165,11 @@ SELECT EXISTS (SELECT FROM dl_totals) OR EXISTS (SELECT FROM dl_jobs) AS has_beg
 -- Whether a process of the role has found the disk full: its session's name tells (db.connect).
 SELECT pg_is_in_recovery() AS in_recovery, current_setting('transaction_read_only') = 'on' AS read_only,
        ARRAY(SELECT privilege || ' on ' || name
-               FROM unnest('{dl_jobs, dl_job_events}'::text[]) name,
-                    unnest('{SELECT, INSERT, UPDATE, DELETE}'::text[]) privilege
-              WHERE NOT has_table_privilege(name, privilege)
+               FROM unnest(%(tables)s::text[]) name, unnest('{SELECT, INSERT, UPDATE, DELETE}'::text[]) privilege
+              WHERE NOT has_table_privilege(to_regclass(name), privilege)  -- null: an older schema has no such table
+             UNION ALL
+             SELECT 'USAGE on ' || sequence::regclass FROM pg_get_serial_sequence('dl_job_events', 'event_id') sequence
+              WHERE NOT has_sequence_privilege(sequence, 'USAGE')
              UNION ALL
              SELECT 'EXECUTE on ' || proname FROM pg_proc
               WHERE pronamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'dl_jobs'::regclass)

@@ -39,7 +39,7 @@ FIT_LISTED = 1_000  # of those that broke a check `migrate` names so many
 KINDS = ("farm", "producer", "reader")  # of roles, beside the owner
 FIRST = "schema of 0.2.0"  # the name of number 1 in dl_migrations
 _ADOPT = db.statements("adopt.sql", "misplaced")
-_RIGHTS = db.statements("rights.sql")
+_RIGHTS = db.statements("rights.sql", "tables")
 _HEADER = re.compile(r"^-- (oldest code|outside a transaction|functions)(?:: (.*))?$", re.MULTILINE)
 # Behind a function: a part of it that stands in several places, each as {its name}; it ends with an empty line.
 _PART = re.compile(r"^-- part: (\w+)\n(.*?)\n\n", re.MULTILINE | re.DOTALL)

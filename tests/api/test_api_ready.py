@@ -2,6 +2,7 @@
 
 import html
 import math
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -115,14 +116,39 @@ def test_a_role_without_the_rights_to_add_and_end_jobs(
     with running(role) as app, db.connect(own_db, name="test", schema="public") as conn:
         migrations.grant(own_db, "public", [("farm", str(name))])
         until(lambda: _status(app) == 200, "the API to be ready")
-        for right in ("INSERT ON dl_jobs", "UPDATE ON dl_jobs", "EXECUTE ON FUNCTION dl_finish"):
+        for right in (
+            "INSERT ON dl_jobs",
+            "UPDATE ON dl_jobs",
+            "EXECUTE ON FUNCTION dl_finish",
+            "UPDATE ON dl_queues",
+            "INSERT ON dl_job_logs",
+            "USAGE ON SEQUENCE dl_job_events_event_id_seq",
+        ):
             conn.execute(f"REVOKE {right} FROM {name}")
-            lacking = right.replace("ON FUNCTION", "ON").replace(" ON ", " on ")
+            lacking = re.sub(" ON (FUNCTION |SEQUENCE |)", " on ", right)
             text = f"The farm's role lacks {lacking}."
             assert text in refusal(app.test_client(), refused, "database")["detail"]
             until(lambda text=text: text in _overview(app), "the overview to say so")  # type: ignore[misc]
             conn.execute(f"GRANT {right} TO {name}")
             assert _status(app) == 200
+
+
+def test_a_table_that_the_role_may_not_read_or_that_is_gone(
+    own_db: str, make_role: Callable[[str], str], refused: Refused
+) -> None:
+    role = make_role(own_db)
+    name = conninfo_to_dict(role)["user"]
+    with running(role) as app, db.connect(own_db, name="test", schema="public") as conn:
+        migrations.grant(own_db, "public", [("farm", str(name))])
+        conn.execute(f"REVOKE SELECT ON dl_workers FROM {name}")
+        assert "lacks SELECT on dl_workers." in refusal(app.test_client(), refused, "database")["detail"]
+        for page in ("/", "/api/v1/workers"):
+            answer = app.test_client().get(page)
+            assert answer.status_code == 503
+            assert "permission denied for table dl_workers" in answer.get_data(as_text=True)
+        conn.execute("ALTER TABLE dl_workers RENAME TO old_workers")
+        answer = app.test_client().get("/api/v1/workers")
+        assert 'relation "dl_workers" does not exist' in refused(answer, 503, "unavailable")["detail"]
 
 
 def _says_that_the_disk_is_full(app: Flask, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:

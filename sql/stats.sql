@@ -135,8 +135,9 @@ SELECT name, count(*) AS undelivered, left((array_agg(error ORDER BY heartbeat_a
  GROUP BY name;
 
 -- name: wrong
--- Of the schedules and the backfills whose next jobs are not made, and of the webhooks that do not receive their messages:
--- the one that is oldest so, and how many they are.
+-- Of the schedules and the backfills whose next jobs are not made, of the webhooks that do not receive their messages, and
+-- of the tasks for which no host has the memory (among the first 1,000 jobs of a queue): the one that is oldest so, and how
+-- many they are.
 SELECT DISTINCT ON (kind) *, count(*) OVER (PARTITION BY kind) AS number FROM (
   SELECT 'schedule' AS kind, name, coalesce(left(error, 200), 'it is overdue') AS error, coalesce(error_at, next_due) AS since
     FROM dl_schedules
@@ -152,7 +153,22 @@ SELECT DISTINCT ON (kind) *, count(*) OVER (PARTITION BY kind) AS number FROM (
     FROM dl_webhooks LEFT JOIN ({deliveries}) d USING (name)
    CROSS JOIN (SELECT EXISTS (SELECT FROM dl_served WHERE queue = %(alerts_queue)s AND seen_at > now() - interval '30 s'
                                  AND state <> 'dead') AS is_served) serving
-   WHERE paused_at IS NULL AND (undelivered > 0 OR NOT is_served)) wrong
+   WHERE paused_at IS NULL AND (undelivered > 0 OR NOT is_served)
+  UNION ALL
+  SELECT 'task', task, format('no host of the queue %%s has the memory that a run needs (%%s MB; DL_HOST_MEMORY lets runs use %%s MB)',
+                              queue, round(mb), round(room_mb)), since
+    FROM (SELECT queue, max(host_memory_mb) AS room_mb FROM dl_served
+           WHERE seen_at > now() - interval '30 s' AND state <> 'dead'
+           GROUP BY queue HAVING count(host_memory_mb) = count(*)) hosts
+    JOIN (SELECT task, coalesce(t.memory_mb, dl_counted(n.memory_mb, NULL)) AS mb
+            FROM dl_tasks t FULL JOIN dl_needs n USING (task)) needs ON mb > room_mb
+   CROSS JOIN LATERAL (
+     SELECT min(created_at) AS since
+       FROM (SELECT task, created_at FROM dl_jobs j
+              WHERE j.queue = hosts.queue AND status = 'queued' AND blocked_on IS NULL
+              ORDER BY j.queue, priority, coalesce(turn_at, created_at) LIMIT 1000) first
+      WHERE first.task = needs.task) waits
+   WHERE since IS NOT NULL) wrong
  ORDER BY kind, since, name;
 
 -- name: beginning

@@ -36,6 +36,7 @@ SILENT_SEC = 60.0  # without a heartbeat, which is sent every 10 s by default
 MUCH_MEMORY_MB = 1_000
 # The lists of what the page of an alert shows.
 LISTS: dict[str, tuple[str, ...]] = {f"{noun}s": (noun, "list") for noun in ("schedule", "backfill", "webhook")}
+LISTS["tasks"] = ("tasks",)
 PAGES_MANY = 100  # that a claim reads beside those of its jobs
 
 

@@ -83,9 +83,9 @@ class Queues(Answer):
 
 
 class Wrong(Answer):
-    """A schedule or a backfill that makes no jobs, or a webhook that does not receive its messages."""
+    """A schedule or backfill that makes no jobs, a webhook without its messages, a task that no host has the memory for."""
 
-    kind: Literal["schedule", "backfill", "webhook"]
+    kind: Literal["schedule", "backfill", "webhook", "task"]
     name: str
     error: str
     since: datetime | None

@@ -7,7 +7,7 @@ import pytest
 from hands import Conn, Worker, enqueue, quietly, took, value
 
 from dataloader.queue import lifecycle, operations
-from dataloader.queue.reports import stats
+from dataloader.queue.reports import alerts, stats
 
 
 def ran(conn: Conn, worker: Worker, task: str, facts: dict[str, Any], sec: float = 10.0) -> None:
@@ -118,6 +118,9 @@ def test_a_job_says_that_no_host_of_its_queue_has_the_memory_for_it(conn: Conn, 
 
     def waiting_for() -> dict[str, Any]:
         found = (lifecycle.status(conn, job_id) or {})["waiting_for"]
+        of_farm = [alert.text for alert in alerts.farm_alerts({"queues": []}, [], None, stats.wrong(conn, "alerts"))]
+        text = "The task heavy does not start: no host of the queue q has the memory that a run needs"
+        assert [each.partition(" (")[0] for each in of_farm] == [text] * (found["reason"] == "memory")
         return {name: found.get(name) for name in ("reason", "task", "need_mb", "room_mb")}
 
     def hosts(*rooms: float | None) -> None:

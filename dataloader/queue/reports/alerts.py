@@ -122,11 +122,13 @@ def _silent_workers(workers: Sequence[Row]) -> Iterator[Alert]:
 
 
 def _broken(wrong: Row) -> Alert:
-    """The alert of a schedule, a backfill or a webhook that does not work, and of the others of its kind (`number`)."""
+    """The alert of a schedule, a backfill, a webhook or a task that does not work, and of the others of its kind."""
     kind, name, number = wrong["kind"], wrong["name"], wrong["number"]
     one, many = "makes no jobs", "make no jobs"
     if kind == "webhook":
         one, many = "does not receive its messages", "do not receive their messages"
+    elif kind == "task":
+        one, many = "does not start", "do not start"
     who = f"The {kind} {name} {one}" if number == 1 else f"{count(number)} {kind}s {many}, among them {name}"
     return Alert(f"{who}: {wrong['error']}.", page=f"{kind}s", since=wrong["since"])
 

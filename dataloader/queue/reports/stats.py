@@ -206,7 +206,7 @@ def note_lengths(conn: Conn, since_sec: float) -> float | None:
 
 
 def wrong(conn: Conn, alerts_queue: str) -> list[Row]:
-    """A schedule, a backfill and a webhook that do not work although they should, as model.queues.Wrong."""
+    """A schedule, a backfill, a webhook and a task that do not work although they should, as model.queues.Wrong."""
     return _SQL.rows(conn, "wrong", overdue_sec=OVERDUE_SEC, alerts_queue=alerts_queue, **MESSAGES)
 
 

@@ -216,7 +216,7 @@ BEGIN
                              || coalesce((SELECT p.status::text FROM {schema}.dl_jobs p WHERE p.job_id = w.failed_parent), 'deleted') END,
            journaled = CASE WHEN w.failed_parent IS NOT NULL THEN mod(journaled, 1000000) + 1 ELSE journaled END,
            blocked_on = CASE WHEN w.parents > 0 AND w.failed_parent IS NULL THEN 'parent' END,
-           available_at = CASE WHEN w.parents > 0 AND w.failed_parent IS NULL THEN {far} ELSE w.available_at END,
+           available_at = CASE WHEN w.parents > 0 AND w.failed_parent IS NULL THEN {far} ELSE greatest(w.available_at, now()) END,
            turn_at = CASE WHEN j.share IS NULL THEN j.turn_at ELSE coalesce(j.turn_at, 'infinity') END
       FROM {schema}.dl_waiting w WHERE j.job_id = ANY (free) AND w.job_id = j.job_id
     RETURNING j.job_id, j.queue, j.status, j.attempt, j.blocked_on, j.turn_at, w.failed_parent),

@@ -18,6 +18,7 @@ from dataloader.queue import db, lifecycle, operations, parents
 from dataloader.queue.enqueue import NewJob, enqueue_many
 from dataloader.queue.job import ON_FAILURE, Delivery, Job, Status
 from dataloader.queue.parents import UnknownParents
+from dataloader.queue.reports import stats
 
 Place = tuple[str, str | None]
 WAITS, READY, LATER = ("queued", "parent"), ("queued", None), ("queued", "time")
@@ -182,6 +183,15 @@ def test_the_time_of_the_job_counts_behind_its_parents(conn: Conn, worker: Worke
     worker.finish(worker.take())
     assert place(conn, job) == LATER
     assert row(conn, job)["available_at"] == later
+
+
+def test_the_queue_is_not_late_by_the_time_that_a_job_waited_for_its_parents(conn: Conn, worker: Worker) -> None:
+    job = child(conn, enqueue(conn))
+    conn.execute("UPDATE dl_jobs SET created_at = now() - interval '1 hour' WHERE job_id = %s", (job,))
+    conn.execute("UPDATE dl_waiting SET available_at = now() - interval '1 hour' WHERE job_id = %s", (job,))
+    worker.finish(worker.take())
+    assert place(conn, job) == READY
+    assert stats.overview(conn)["total"]["lag_sec"] < PATIENCE
 
 
 def test_somebody_makes_a_job_due_that_waits(conn: Conn, worker: Worker) -> None:

@@ -264,12 +264,15 @@ UPDATE dl_jobs j SET lease_expires_at = now() + make_interval(secs => lease_ttl_
    AND lease_expires_at > now();
 
 -- name: tell_stuck
--- running -> running: the run has reported nothing for so long. Only the journal learns of it, with the threads' stacks.
+-- running -> running: the run has reported nothing for so long. Only the journal learns of it, with the threads' stacks, and
+-- of each silence once: a keeper does not know what the one before it has told.
 INSERT INTO dl_job_events (job_id, queue, kind, payload)
 SELECT job_id, queue, 'stuck', jsonb_build_object('attempt', attempt, 'silent_sec', %(silent_sec)s::float8,
                                                   'stacks', %(stacks)s::text)
   FROM dl_jobs
- WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running';
+ WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
+   AND NOT EXISTS (SELECT FROM dl_job_events WHERE job_id = %(job_id)s AND kind = 'stuck'
+                      AND ts > now() - %(silent_sec)s::float8 * interval '1 s');
 
 -- name: cancellations
 -- Those of these running jobs that should stop, and whether at once: the keeper enforces it.

@@ -83,7 +83,7 @@ class Queues(Answer):
 
 
 class Wrong(Answer):
-    """A schedule or backfill that makes no jobs, a webhook without its messages, a task that no host has the memory for."""
+    """A schedule or a backfill that makes no jobs, a webhook without its messages, a task without a host large enough."""
 
     kind: Literal["schedule", "backfill", "webhook", "task"]
     name: str

@@ -254,6 +254,16 @@ def test_the_activity_reads_a_bounded_number_of_retries(
     assert "jobs are missing here" in page
 
 
+def test_the_activity_counts_a_job_once(client: FlaskClient, conn: db.Connection) -> None:
+    conn.execute(
+        "INSERT INTO dl_job_events (job_id, queue, kind)"
+        " SELECT '01890a5d-ac96-774b-bcce-b302099a8057', 'q', 'stuck' FROM generate_series(1, 4)"
+    )
+    page = client.get("/activity").text
+    assert "run is stuck" in page
+    assert "jobs, the last" not in page
+
+
 def test_the_page_of_a_stuck_run_says_so_and_offers_force_first(client: FlaskClient, conn: db.Connection) -> None:
     job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
     conn.execute("UPDATE dl_jobs SET status = 'running', claimed_by = 'h:1:b', attempt = 1, cancel_requested = true")

@@ -60,6 +60,19 @@ def test_a_run_that_is_not_the_workers_any_more_is_not_told_to_be_stuck(conn: Co
     assert kinds(conn, job.job_id).count("stuck") == 1
 
 
+def test_a_silence_is_told_once_whoever_keeps_the_worker(conn: Conn, worker: Worker) -> None:
+    """After a reload another keeper asks again."""
+    job = worker.start_new()
+
+    def told(silent_sec: float) -> int:
+        lifecycle.journal_stuck(conn, job.job_id, job.attempt, worker.name, silent_sec, "stacks")
+        return kinds(conn, job.job_id).count("stuck")
+
+    assert [told(900.0), told(930.0)] == [1, 1]
+    conn.execute("UPDATE dl_job_events SET ts = ts - interval '2 h' WHERE kind = 'stuck'")
+    assert told(900.0) == 2  # it has reported since then, and is silent once more
+
+
 def test_a_running_job_may_be_forced_later_and_once(conn: Conn, worker: Worker) -> None:
     job_id = worker.start_new().job_id
     outcomes = []

@@ -141,15 +141,14 @@ def activity(conn: Conn) -> tuple[list[Row], datetime | None]:
 
 
 def gathered(rows: Iterable[Row]) -> list[Row]:
-    """PURE: rows of one kind, queue, task and author within TOGETHER as one entry with `count`, as of the latest."""
+    """PURE: rows of one kind, queue, task and author within TOGETHER as one entry, as of the latest; `count` jobs."""
     result: list[Row] = []
     latest: dict[tuple[Any, ...], Row] = {}
     for row in sorted(rows, key=itemgetter("at"), reverse=True):
         kind = (row["step"], row["queue"], row["task"], row["by"])
         entry = latest.get(kind)
-        if entry and entry["at"] - row["at"] <= TOGETHER:
-            entry["count"] += 1
-        else:
-            latest[kind] = row | {"count": 1, "name": None}
-            result.append(latest[kind])
-    return result
+        if entry is None or entry["at"] - row["at"] > TOGETHER:
+            entry = latest[kind] = row | {"jobs": set(), "name": None}
+            result.append(entry)
+        entry["jobs"].add(row["job_id"])
+    return [entry | {"count": len(entry["jobs"])} for entry in result]

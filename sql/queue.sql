@@ -57,8 +57,8 @@ SELECT count(*) FROM dl_jobs WHERE idempotency_key = ANY (%(keys)s);
 SELECT job_id, status::text FROM dl_jobs WHERE idempotency_key = %(idempotency_key)s;
 
 -- name: status
--- Jobs as the API shows them. A queued one says the first reason why it waits, in the order below. Far-off dates that Python
--- cannot read are cut. `version` changes with all that is shown, but for what cannot change and for figures.
+-- Jobs as the API shows them. A queued one says why it waits: the first reason of its queue, of itself and of the workers, in
+-- the order below; those behind the first are `besides`. Far-off dates that Python cannot read are cut. `version` changes with all that is shown, but for what cannot change and for figures.
 SELECT {fields.status},
        dl_last_run_sec(j) AS run_sec,
        CASE WHEN why ->> 'reason' = 'worker' THEN why || jsonb_build_object(
@@ -72,10 +72,11 @@ SELECT {fields.status},
          why - 'workers')::text, 0)) AS version
   FROM dl_jobs j
   LEFT JOIN LATERAL (
-    SELECT coalesce(
+    SELECT whys[1] || CASE WHEN rest IS NULL THEN '{}' ELSE jsonb_build_object('besides', rest) END AS why
+      FROM (SELECT array_remove(ARRAY[
       (SELECT jsonb_build_object('reason', 'paused', 'queue', q.queue, 'since', q.paused_at, 'by', q.paused_by)
          FROM dl_queues q WHERE q.queue = j.queue AND q.paused_at IS NOT NULL),
-      CASE WHEN j.blocked_on = 'time' AND j.backoffs > 0 THEN jsonb_build_object(
+      coalesce(CASE WHEN j.blocked_on = 'time' AND j.backoffs > 0 THEN jsonb_build_object(
              'reason', 'session', 'lock_key', j.lock_key, 'until', dl_readable(j.available_at))
              || coalesce((SELECT jsonb_build_object('pid', a.pid, 'application', a.application_name)
                             FROM pg_locks l JOIN pg_stat_activity a USING (pid)
@@ -120,7 +121,7 @@ SELECT {fields.status},
       (SELECT jsonb_strip_nulls(jsonb_build_object('reason', 'limit', 'limit', l.name, 'running', l.running, 'most', l.most,
                                                    'until', dl_readable(l.next_at)))
          FROM unnest(j.limits) WITH ORDINALITY AS its (name, nth) JOIN dl_limit_state(j.limits) l USING (name)
-        WHERE l.room = 0 ORDER BY nth LIMIT 1),
+        WHERE l.room = 0 ORDER BY nth LIMIT 1)),
       (SELECT CASE WHEN live.stopped = live.workers AND live.workers > 0
                    THEN jsonb_build_object('reason', 'stopped', 'queue', j.queue, 'workers', live.workers)
                    WHEN live.workers = 0 AND NOT EXISTS (
@@ -136,7 +137,8 @@ SELECT {fields.status},
                       count(w.host_memory_mb) AS bounded, max(w.host_memory_mb) AS room_mb FROM dl_served w
                 WHERE w.queue = j.queue AND w.state <> 'dead' AND w.seen_at > now() - interval '30 s') live
         CROSS JOIN (SELECT coalesce((SELECT t.memory_mb FROM dl_tasks t WHERE t.task = j.task),
-                      (SELECT dl_counted(n.memory_mb, NULL) FROM dl_needs n WHERE n.task = j.task)) AS mb) need)) AS why
+                      (SELECT dl_counted(n.memory_mb, NULL) FROM dl_needs n WHERE n.task = j.task)) AS mb) need)], NULL) AS whys) found
+     CROSS JOIN LATERAL (SELECT jsonb_agg(each) AS rest FROM unnest(whys[2:]) each WHERE each ->> 'reason' <> 'worker') behind
      WHERE j.status = 'queued') waits ON true
  WHERE j.job_id = ANY (%(job_ids)s);
 

@@ -24,8 +24,8 @@ class TriggeredMany(Answer):
     jobs: list[Triggered]
 
 
-class WaitingFor(Answer):
-    """Why a queued job does not run yet. Which fields there are depends on `reason`."""
+class Reason(Answer):
+    """One reason why a queued job does not run yet. Which fields there are depends on `reason`."""
 
     reason: Annotated[str, "such as paused, time, parent, lock, session, order, dead, worker, memory or limit"]
     queue: str | None = None
@@ -46,6 +46,12 @@ class WaitingFor(Answer):
     limit: Annotated[str | None, "the name of the limit that has no room"] = None
     running: Annotated[Count | None, "jobs of that limit that run"] = None
     most: Annotated[Count | None, "jobs of that limit that may run at once"] = None
+
+
+class WaitingFor(Reason):
+    """Why a queued job does not run yet."""
+
+    besides: Annotated[list[Reason] | None, "what it waits for as well: its own reason, and that of the workers"] = None
 
 
 class Shown(Answer):

@@ -33,7 +33,11 @@ def test_a_queued_job(client: FlaskClient) -> None:
 def test_instants_are_rfc_3339_in_utc(client: FlaskClient) -> None:
     job = status(client, made(client, available_at="2031-01-31T06:30:00.25+03:00"))
     assert job["available_at"] == "2031-01-31T03:30:00.250000Z"
-    assert job["waiting_for"] == {"reason": "time", "until": "2031-01-31T03:30:00.250000Z"}
+    assert job["waiting_for"] == {
+        "reason": "time",
+        "until": "2031-01-31T03:30:00.250000Z",
+        "besides": [{"reason": "no_worker", "queue": "load.cbr"}],
+    }
 
 
 def test_error_and_progress_are_the_jobs_own_words(client: FlaskClient, conn: db.Connection) -> None:

@@ -375,8 +375,8 @@ def test_why_a_job_waits(conn: Conn, workers: Workers) -> None:
     assert reason(first) == "worker"
     holder = enqueue(conn, queue="other", lock_key="k")
     worker.take("other")
-    assert reason(enqueue(conn, lock_key="k")) == "lock"
-    assert reason(enqueue(conn, available_at=datetime(2031, 1, 1, tzinfo=UTC))) == "time"
+    locked, later = enqueue(conn, lock_key="k"), enqueue(conn, available_at=datetime(2031, 1, 1, tzinfo=UTC))
+    assert (reason(locked), reason(later)) == ("lock", "time")
     refused = enqueue(conn, queue="third", lock_key="held elsewhere")
     stranger.conn.execute("SELECT pg_advisory_lock(hashtext('held elsewhere'))")
     assert worker.claim("third").backoffs == 1
@@ -384,3 +384,16 @@ def test_why_a_job_waits(conn: Conn, workers: Workers) -> None:
     operations.pause(conn, "q", BY)
     assert reason(first) == "paused"
     assert (lifecycle.status(conn, holder) or {})["waiting_for"] is None
+
+    def all_reasons(job_id: UUID) -> list[str]:
+        first = (lifecycle.status(conn, job_id) or {})["waiting_for"]
+        rest = first.get("besides", [])
+        said = waiting.words(first, datetime.now(UTC))
+        assert all(said.endswith(waiting.words(last, datetime.now(UTC))) for last in rest[-1:])
+        return [each["reason"] for each in (first, *rest)]
+
+    assert (all_reasons(first), all_reasons(locked)) == (["paused"], ["paused", "lock"])
+    conn.execute("DELETE FROM dl_workers")
+    assert (all_reasons(first), all_reasons(later)) == (["paused", "no_worker"], ["paused", "time", "no_worker"])
+    operations.resume(conn, "q", BY)
+    assert all_reasons(locked) == ["lock", "no_worker"]

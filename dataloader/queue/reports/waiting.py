@@ -9,12 +9,14 @@ from dataloader.queue.reports.words import duration
 
 
 def words(waiting_for: dict[str, Any] | None, now: datetime) -> str:
-    """The sentence of a job's reason; "" for a job that is not queued. Instants may be datetimes or RFC 3339 texts.
-
-    A new reason costs a case here, and its place in the statement `status`.
-    """
+    """The sentences of a job's reasons; "" for a job that is not queued. Instants may be datetimes or RFC 3339 texts."""
     if waiting_for is None:
         return ""
+    return " Besides: ".join(_sentence(each, now) for each in (waiting_for, *(waiting_for.get("besides") or ())))
+
+
+def _sentence(waiting_for: dict[str, Any], now: datetime) -> str:
+    """The sentence of one reason. A new one costs a case here, and its place in the statement `status`."""
     why = waiting_for | {
         name: datetime.fromisoformat(at) for name in ("since", "until") if isinstance(at := waiting_for.get(name), str)
     }

@@ -115,7 +115,7 @@ def reaching(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--url", "api_url", help="the API; default: DL_URL, else this machine's, by APP_HOST and APP_PORT")
     @click.option(
         "--token-file",
-        type=click.File(),
+        type=click.File(errors="replace"),
         metavar="FILE",
         help="the file that holds the token; - is stdin; default: DL_TOKEN",
     )
@@ -165,7 +165,7 @@ def _reached(url: str | None, token_file: IO[str] | None, direct: bool, dsn: str
     try:
         return Reached(Client(url, token, timeout=30, patience=0), False, as_json, zone, flags)
     except ValueError as e:
-        raise click.BadParameter(str(e), param_hint="--url, DL_URL or DL_TOKEN") from None
+        raise click.BadParameter(str(e), param_hint="--url, DL_URL, DL_TOKEN or --token-file") from None
 
 
 def _settings(url: str | None, dsn: str | None) -> Settings | None:

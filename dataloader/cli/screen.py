@@ -223,10 +223,12 @@ def cell(path: str, value: Any, now: datetime) -> Any:
         return short(", ".join(map(str, value)))
     if name in ("status", "state", "end"):
         return status(value)
+    if name == "progress":
+        return short(progress(value))
     if name in ("error_group", "url"):  # to be copied
         return plain(value)
     if hasattr(value, "reason"):
-        return short(reason({each: inner for each, inner in facts(value).items() if inner is not None}, now), 200)
+        return short(reason(written(value), now), 200)
     return short(value)
 
 

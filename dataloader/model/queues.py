@@ -83,7 +83,7 @@ class Queues(Answer):
 
 
 class Wrong(Answer):
-    """A schedule or a backfill that makes no jobs, a webhook without its messages, a task without a host large enough."""
+    """A schedule or backfill that makes no jobs, a webhook without its messages, a task without a large enough host."""
 
     kind: Literal["schedule", "backfill", "webhook", "task"]
     name: str

@@ -137,6 +137,15 @@ def test_the_token_comes_from_the_environment_or_a_file_and_is_not_shown(
     assert "WORKERS_JSON" in run("status", ID).stderr
 
 
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"dl_token\n{}", b"dl_t\xc3\xb6ken"])
+def test_a_file_without_a_token_alone_is_refused(service: Service, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "token").write_bytes(content)
+    result = run("status", ID, "--token-file", "token")
+    assert result.exit_code == 2
+    assert "--token-file: the token should be printable ASCII without spaces" in result.stderr
+    assert not service.asked
+
+
 def test_json_can_be_shown_where_there_are_few_letters(service: Service) -> None:
     service.answers = [Answer(document=state("failed", error="Ошибка"))]
     env = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
@@ -296,6 +305,12 @@ def event(number: int, kind: str, **payload: Any) -> Event:
     return Event(event_id=number, ts=NOW, kind=kind, payload=payload)
 
 
+def test_a_cell_has_the_words_of_its_field() -> None:
+    assert screen.cell("progress", {"processed": 22, "total": 600, "file": "a"}, NOW) == "22 of 600, file a"
+    why = read(WaitingFor, PAUSED | {"besides": [{"reason": "no_worker", "queue": "q"}]})
+    assert "Besides: No worker serves the queue q" in screen.cell("waiting_for", why, NOW)
+
+
 HOLDS = [
     event(1, "requeue", **HELD, backoffs=1),
     event(2, "requeue", reason="error", delay_sec=30),
@@ -308,6 +323,11 @@ CASES: list[tuple[doctor.Case, list[str], list[tuple[str, ...]]]] = [
         waits("time", attempt(1, "requeue", reason="error", error="boom\ntrace"), job={"attempt": 1}, until=SOON),
         ["due in 20 s", "rests after a run that ended badly", "attempt 1: boom"],
         [("run-now", ID), ("job", ID)],
+    ),
+    (
+        case(a_job("queued", waiting_for=PAUSED | {"besides": [{"reason": "no_worker", "queue": "q"}]})),
+        ["Resume it to go on. Besides: No worker serves the queue q: start one"],
+        [("resume", "q")],
     ),
     (waits("lock", lock_key="k", job_id=OTHER), [f"held by job {OTHER}"], [("doctor", OTHER)]),
     (

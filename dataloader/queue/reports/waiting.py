@@ -9,7 +9,7 @@ from dataloader.queue.reports.words import duration
 
 
 def words(waiting_for: dict[str, Any] | None, now: datetime) -> str:
-    """The sentences of a job's reasons; "" for a job that is not queued. Instants may be datetimes or RFC 3339 texts."""
+    """The sentences of a job's reasons; "" for a job that is not queued. Instants may be datetimes or texts."""
     if waiting_for is None:
         return ""
     return " Besides: ".join(_sentence(each, now) for each in (waiting_for, *(waiting_for.get("besides") or ())))

@@ -35,8 +35,8 @@ _NAMES = (
 )
 # A name that ends so is that of a fact about a secret.
 _FACTS = (
-    r"(?![\w-]{0,30}?(?:[-_]|(?-i:(?=[A-Z])))(?:age|at|banner|column|count|days|enabled|exists|expir[a-z]*|expires?_?in|field|"
-    r"file|format|hint|hours|in|is_set|len|length|limit|max|min|name|path|policy|prefix|required|rotation|sec|seconds|size|"
+    r"(?![\w-]{0,30}?(?:[-_]|(?-i:(?=[A-Z])))(?:age|at|banner|column|count|days|dir|enabled|exists|expir[a-z]*|expires?_?in|"
+    r"field|file|format|hint|hours|in|is_set|len|length|limit|max|min|name|path|policy|prefix|required|rotation|sec|seconds|size|"
     r"status|style|ttl|type|until|ur[il]|usage|used|version)(?:[^\w-]|\Z))"
 )
 _SECRET = f"(?:{_NAMES}){_FACTS}"

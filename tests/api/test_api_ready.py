@@ -100,6 +100,8 @@ def _status(app: Flask) -> int:
 def test_a_refused_connection_has_the_servers_reason(refused: Refused, own_db: str, server_dsn: str) -> None:
     with running(NOWHERE, patient=False) as app:
         assert "Connection refused" in refusal(app.test_client(), refused, "database")["detail"]
+    with running("host=/nonexistent", patient=False) as app:
+        assert "its socket does not exist" in refusal(app.test_client(), refused, "database")["detail"]
     name = conninfo_to_dict(own_db)["dbname"]
     with running(own_db, patient=False) as app, psycopg.connect(server_dsn, autocommit=True) as admin:
         admin.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")

@@ -445,7 +445,7 @@ def test_names_of_secrets_are_known_in_any_style(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     ["secretary", "tokenizer", "compass", "passenger", "keyboard", "lock_key", "primary_key", "password_length",
-     "token_type", "tokenCount", "secret_name", "author", "spin", "design", "token_url",
+     "token_type", "tokenCount", "secret_name", "SECRETS_DIR", "author", "spin", "design", "token_url",
      "passwordChangedAt", "cookie_policy", "url"],
 )  # fmt: skip
 def test_other_names_are_known_from_them(name: str) -> None:

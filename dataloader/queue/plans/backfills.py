@@ -33,7 +33,7 @@ Counts = Callable[[Conn, str], Rows]
 
 
 def counts(conn: Conn, name: str) -> Rows:
-    """How many partitions of a backfill there are of each status, with `lately` and `since` as in backfills.sql."""
+    """How many partitions of a backfill there are of each status, with `lately`, `since`, `due_sec` of backfills.sql."""
     return _PLANS.rows(conn, "counts", name=name, lately_sec=LATELY_SEC)
 
 
@@ -207,6 +207,7 @@ def _shown(conn: Conn, row: Row, of_large: Counts) -> Row:
     left = row["total"] - row["made"] + by_status["queued"] + by_status["running"]
     ended_lately = sum(each["lately"] for each in rows)
     eta_sec = partitions.eta_sec(left, ended_lately, lately_sec) if state in ("making", "running") else None
+    eta_sec = eta_sec and max(eta_sec, *(each["due_sec"] or 0.0 for each in rows))
     facts = {"state": state, "counts": by_status, "started_at": since, "eta_sec": eta_sec}
     words = {name: span.get(name) for name in partitions.SPAN}
     return row | words | shown_job(job, limits=None, **partitions.OF_JOBS) | facts

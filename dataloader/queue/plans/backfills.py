@@ -33,7 +33,7 @@ Counts = Callable[[Conn, str], Rows]
 
 
 def counts(conn: Conn, name: str) -> Rows:
-    """How many partitions of a backfill there are of each status, with `lately`, `since`, `due_sec` of backfills.sql."""
+    """How many partitions of a backfill there are of each status, with the other figures of backfills.sql."""
     return _PLANS.rows(conn, "counts", name=name, lately_sec=LATELY_SEC)
 
 

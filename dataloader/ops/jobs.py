@@ -214,7 +214,12 @@ def job(call: Call, job_id: JobId) -> Job:
 @Op("GET /jobs/{job_id}/status", scope=("read", "trigger"))
 def status(call: Call, job_id: JobId) -> Status:
     """One job as it is now, without its args and keys."""
-    return made(Status, known(lifecycle.status(call.conn, job_id), "job"))
+    return _status(call, lifecycle.status(call.conn, job_id))
+
+
+def _status(call: Call, row: dict[str, Any] | None) -> Status:
+    job = known(row, "job")
+    return made(Status, job if call.may_read else lifecycle.without_holders(job))
 
 
 @Op("GET /jobs/{job_id}/result", scope=("read", "trigger"))
@@ -294,7 +299,7 @@ def cancel(
 
     A running job stops at its next safe point, with `force` wherever it is.
     """
-    return made(Status, known(lifecycle.request_cancel(call.conn, job_id, force, call.by), "job"))
+    return _status(call, lifecycle.request_cancel(call.conn, job_id, force, call.by))
 
 
 @Op(

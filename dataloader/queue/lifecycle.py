@@ -185,6 +185,17 @@ def versioned_status(conn: Conn, job_id: UUID) -> tuple[Row, str] | None:
     return None
 
 
+def without_holders(job: Row) -> Row:
+    """A job's `status` without the ids of the jobs that hold it up: who knows the id of another's job may cancel it."""
+    if not (first := job["waiting_for"]):
+        return job
+    why, *rest = (
+        {name: value for name, value in each.items() if name != "job_id" or each["reason"] == "parent"}
+        for each in (first, *first.get("besides", ()))
+    )
+    return job | {"waiting_for": why | ({"besides": rest} if rest else {})}
+
+
 def _reason(waiting_for: dict[str, str] | None) -> Row | None:
     """With instants and ids as such, which JSON has as texts."""
     typed = {name: read(waiting_for[name]) for name, read in _TYPES.items() if waiting_for and waiting_for.get(name)}

@@ -10,7 +10,7 @@ from flask.testing import FlaskClient
 
 import dataloader
 from dataloader.api.web import tokens
-from dataloader.queue import db
+from dataloader.queue import db, operations
 
 TokensOf = Callable[..., FlaskClient]
 GIVEN = {name: tokens.new() for name in ("airflow", "stranger", "ops", "eyes")}
@@ -30,6 +30,21 @@ def tokened(dsn: str) -> Iterator[TokensOf]:
             return stack.enter_context(running(dsn, dl_api_tokens=json.dumps(entries))).test_client()
 
         yield make
+
+
+def test_a_token_learns_no_id_of_the_job_that_its_own_waits_for(tokened: TokensOf, conn: db.Connection) -> None:
+    """A guessed lock key would give it, and by the id a job is read and cancelled."""
+    client = tokened(airflow=["trigger"], stranger=["trigger"], eyes=["trigger", "read"])
+    holder = client.post(TRIGGER, json=MINIMAL, headers=bearer("airflow")).get_json()["job_id"]
+    conn.execute("UPDATE dl_jobs SET status = 'running', lease_expires_at = now() + interval '1 min'")
+    job = f"/api/v1/jobs/{client.post(TRIGGER, json=MINIMAL, headers=bearer('stranger')).get_json()['job_id']}"
+    for paused in (False, True):
+        if paused:
+            operations.pause(conn, MINIMAL["queue"], "me")
+        told = client.get(f"{job}/status", headers=bearer("stranger"))
+        assert "lock" in told.text
+        assert holder not in told.text
+        assert holder in client.get(f"{job}/status", headers=bearer("eyes")).text
 
 
 def test_a_token_learns_nothing_of_the_job_that_has_anothers_key(

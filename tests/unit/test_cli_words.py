@@ -305,6 +305,15 @@ def event(number: int, kind: str, **payload: Any) -> Event:
     return Event(event_id=number, ts=NOW, kind=kind, payload=payload)
 
 
+def test_the_words_name_no_job_that_the_asker_may_not_know() -> None:
+    for reason, holder in (
+        ("lock", "another job, which runs"),
+        ("dead", "a dead job"),
+        ("order", "another job, which"),
+    ):
+        assert f" {holder}" in screen.reason({"reason": reason, "lock_key": "k"}, NOW)
+
+
 def test_a_cell_has_the_words_of_its_field() -> None:
     assert screen.cell("progress", {"processed": 22, "total": 600, "file": "a"}, NOW) == "22 of 600, file a"
     why = read(WaitingFor, PAUSED | {"besides": [{"reason": "no_worker", "queue": "q"}]})

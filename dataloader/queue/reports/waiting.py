@@ -42,16 +42,18 @@ def _sentence(waiting_for: dict[str, Any], now: datetime) -> str:
                 return f"It starts when 1 job has ended: {first}.{held}"
             return f"It starts when {why['parents']} jobs have ended, the first of which is {first}.{held}"
         case "lock":
-            return f"Its key {key} is held by job {job_id}, which runs."
+            return f"Its key {key} is held by {f'job {job_id}' if job_id else 'another job'}, which runs."
         case "session":
             who = f": {why['application'] or 'no name'}, backend {why['pid']}" if why.get("pid") else ""
             again = duration(why["until"] - now)
             return f"Its key {key} is held by a database session that runs no job of ours{who}. Next try in {again}."
         case "order":
             due = f"is due in {duration(until - now)}" if until and until > now else "has not run yet"
-            return f"Its queue is ordered: the jobs of its key {key} wait for job {job_id}, which {due}."
+            before = f"job {job_id}" if job_id else "another job"
+            return f"Its queue is ordered: the jobs of its key {key} wait for {before}, which {due}."
         case "dead":
-            return f"Its key {key} is held by the dead job {job_id}: requeue or delete that job to go on."
+            dead = f"the dead job {job_id}" if job_id else "a dead job"
+            return f"Its key {key} is held by {dead}: requeue or delete that job to go on."
         case "worker" if why.get("ahead"):
             ahead = why["ahead"]
             many = {1: "1 job"}.get(ahead, f"{ahead} jobs" if ahead < 1_000 else "1,000 jobs or more")

@@ -83,7 +83,9 @@ class Sheet(TypedFile):
         self._left_out = {
             n for (n, _), name in zip(self._raw, names, strict=True) if name not in (wanted.select or names)
         }
-        self.columns = dict.fromkeys((key for _, key in self._keys), "text") | self._columns(self.rows(self.begin))
+        self.columns = dict.fromkeys((key for _, key in self._keys), "text") | self._columns(
+            self.rows(self.begin), wanted.null
+        )
         self.total = self._count
 
     @property

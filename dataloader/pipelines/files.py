@@ -454,9 +454,11 @@ class _Shape:
         self._cut = _cutter(source.delimiter)
         wanted, out = whole.wanted, whole.delimiter
         given = [word for word in wanted.null if word]  # an empty field is null anyway
+        if source.is_typed:  # its quotes enclose every text
+            given += [csv_file.field(word, source.delimiter, True) for word in wanted.null]
         words = "|".join(map(re.escape, given))
         no_word = f'(?!"(?:{words})")' if words else ""
-        self._nulls = frozenset(wanted.null)
+        self._nulls = frozenset([*wanted.null, *given])
         self._order: list[tuple[str, int | None, Reader | None]] = []
         bare, quoted, with_words = [], [], []
         # Constants are behind the columns of the file.

@@ -75,7 +75,7 @@ class JsonFile(TypedFile):
         begin = bracket.end() if bracket else 3 * head.startswith(codecs.BOM_UTF8)
         self.begin = Place(begin, 1 + head.count(b"\n", 0, begin))
         sample = takewhile(lambda _: self.bytes_read < PART_BYTES or self._count == 1, self.rows(self.begin))
-        self.columns = dict.fromkeys(wanted.columns, "text") | self._columns(sample)
+        self.columns = dict.fromkeys(wanted.columns, "text") | self._columns(sample, wanted.null)
         known = named(self.names, wanted, partial(self.error, 1)) if self.columns else []
         self.columns |= dict.fromkeys((name for name in wanted.types if name not in [*known, *wanted.add]), "text")
         if not self.columns:

@@ -321,7 +321,7 @@ class TypedFile(FileSource):
                 continue
             yield number, text
 
-    def _columns(self, sample: Iterable[tuple[int, Row | Rejected]]) -> dict[str, str]:
+    def _columns(self, sample: Iterable[tuple[int, Row | Rejected]], nulls: Sequence[str]) -> dict[str, str]:
         """The columns of the sample's rows with their types; raises PermanentError where no row is readable."""
         kinds: dict[str, set[str]] = {}
         refused: PermanentError | None = None
@@ -331,7 +331,7 @@ class TypedFile(FileSource):
                 continue
             for name, value in row.items():
                 kinds.setdefault(name, set())
-                if kind := self.type_of(value):
+                if (kind := self.type_of(value)) and value not in nulls:
                     kinds[name].add(kind)
         if refused and not kinds:
             raise refused

@@ -94,8 +94,9 @@ def test_a_formula_counts_by_its_value_and_needs_one(loaded: Callable[..., list[
         loaded(*cells)
 
 
-def test_an_error_is_the_text_that_people_see(loaded: Callable[..., list[Any]]) -> None:
+def test_an_error_is_the_text_that_people_see(loaded: Callable[..., list[Any]], read: Read) -> None:
     assert loaded(["id", "v"], [1, "#N/A"], [2, 5]) == [(1, "#N/A"), (2, "5")]
+    assert read(["id", "v"], [1, "#N/A"], [2, 5], null=["#N/A"]).columns == {"id": "bigint", "v": "bigint"}
 
 
 def test_one_sheet_that_is_shown_needs_no_name(read: Read) -> None:

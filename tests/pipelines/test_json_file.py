@@ -54,6 +54,17 @@ def test_rows_within_an_object_are_named(loaded: Callable[..., list[Any]]) -> No
         loaded('{"page": 1, "data": [{"id": 1}]}')
 
 
+def test_a_word_for_null_is_null_in_each_column_and_decides_no_type(loaded: Callable[..., list[Any]]) -> None:
+    text = (
+        '{"id": 1, "a": "n/a", "b": "n/a", "c": {"d": "n/a"}, "e": 7}\n{"id": 2, "a": "x", "b": 5, "c": null, "e": 8}\n'
+    )
+    query = "SELECT id, a, b, c, e, pg_typeof(b)::text FROM t ORDER BY id"
+    assert loaded(text, query, null=["n/a", "7"]) == [
+        (1, None, None, {"d": "n/a"}, None, "bigint"),
+        (2, "x", 5, None, 8, "bigint"),
+    ]
+
+
 def test_numbers_keep_every_digit(loaded: Callable[..., list[Any]]) -> None:
     text = '{"id": 1, "v": 36893488147419103233.10, "o": {"far": 1e400}, "n": 5}\n{"id": 2, "v": -2.5e-330, "n": -0}\n'
     found = loaded(text, "SELECT id, v::text, o::text, n, pg_typeof(id)::text, pg_typeof(n)::text FROM t ORDER BY id")

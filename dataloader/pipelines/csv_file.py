@@ -34,6 +34,8 @@ from dataloader.pipelines.csv_table import (
     unique,
 )
 
+_OF_COPY = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "0": "\0"}  # behind its backslash
+_IS_OPEN = re.compile(r"(?<!\\)(?:\\\\)*\\\r?\n\Z").search  # the line end behind a backslash is within a text
 _LINE_ENDS = re.compile("\r\n?|\n")
 _CHUNK = 2**16  # characters that are read at once, and one line
 WHITESPACE = "whitespace"  # the delimiter of columns that are set apart by blanks
@@ -167,6 +169,7 @@ class CsvFile(FileSource):
         is_cut = bool(layout.widths or mark == WHITESPACE)
         self._delimiter, self._quote = mark, _NO_QUOTE if is_cut else layout.quote or _NO_QUOTE
         self._is_foreign = bool(is_cut or layout.quote != '"' or layout.escape or not mark.isascii())
+        self._is_copy = layout.quote == "" and layout.escape == "\\"  # the text form of COPY, and of MySQL
         self.delimiter = "," if is_cut or not mark.isascii() else mark
         self.dialect = {"delimiter": mark, "encoding": self._encoding}
         self._compile(re.escape(mark[0]), re.escape(self._quote), re.escape(layout.escape or ""))
@@ -186,6 +189,7 @@ class CsvFile(FileSource):
         # A field: in quotes, with what is behind these, or bare.
         self._cut = re.compile(f"(?:\\A|{mark})(?:({enclosed})({text})|({text}))", re.DOTALL).finditer
         escaped = f"{escape}(?=[{quote}{mark}{escape}])" if escape else "(?!)"
+        escaped = f"{escape}(?!N\\Z)" if self._is_copy else escaped
         self._unescaped = re.compile(f"{escaped}(.)", re.DOTALL).sub
         self._unquoted = re.compile(f"(?:{quote}(?={quote})|{escaped})(.)", re.DOTALL).sub
 
@@ -349,12 +353,14 @@ class CsvFile(FileSource):
 
     def _records(self) -> Iterator[tuple[int, str | Rejected]]:
         # This loop runs once per line of the file, so the cheap tests come first and calls are few.
-        quote, comment, is_checked = self._quote, self._layout.comment, self._is_checked
+        quote, comment, is_checked, is_copy = self._quote, self._layout.comment, self._is_checked, self._is_copy
         for text in iter(self._readline, ""):
             self._line = first = self._line + 1
             if comment and text.startswith(comment):
                 continue
             fault = ""
+            if is_copy:
+                text = self._continued(text)
             if is_checked and text[0] == "\ufeff":
                 text = text.lstrip("\ufeff")  # of a file that a program has put behind another one
             if quote in text and not self._is_plain(text):
@@ -377,6 +383,15 @@ class CsvFile(FileSource):
                 continue
             self._count += 1
             yield first, record
+
+    def _continued(self, text: str) -> str:
+        """The record in the text form of COPY that begins with this line; a line end behind a backslash is its own."""
+        lines, length = [text], len(text)
+        while _IS_OPEN(lines[-1]) and length < LONGEST_RECORD and (more := self._readline()):
+            lines.append(more)
+            length += len(more)
+        self._line += len(lines) - 1
+        return "".join(lines)
 
     def _readable(self, text: str, first: int) -> str | Rejected:
         """The text, or the reason why it cannot be meant."""
@@ -435,11 +450,15 @@ class CsvFile(FileSource):
         if self._delimiter == WHITESPACE:
             words = re.findall(r'"([^"]*)"(?!\S)|(\S+)', text)
             return ",".join(field(bare or quoted, ",", not bare) for quoted, bare in words)
-        return self._as_csv(text)
+        return "" if self._is_copy and text == "\\." else self._as_csv(text)
 
     def _as_csv(self, text: str) -> str:
         fields = []
         for enclosed, behind, bare in (cell.groups("") for cell in self._cut(text)):
+            if self._is_copy:
+                value = self._unescaped(lambda match: _OF_COPY.get(match[1], match[1]), bare)
+                fields.append(field(value, self.delimiter, value != bare))  # in quotes \\N is no null
+                continue
             value = self._unquoted(r"\1", enclosed[1:-1]) + self._unescaped(r"\1", behind or bare)
             fields.append(field(value, self.delimiter, bool(enclosed)))
         return self.delimiter.join(fields)

@@ -144,6 +144,11 @@ CASES: dict[str, tuple[bytes, dict[str, Any], list[tuple[str | None, ...]]]] = {
         {"date_format": "%d-%b-%y %I.%M %p"},
         [("1", "2026-03-05T13:34:00")],
     ),
+    "the text form of COPY": (
+        b"1\ta\\tb\\nc\\\\d\t\\N\n2\tx\\\ny\t\\\\N\n\\.\n",
+        {"header": ["id", "a", "b"], "quote": "", "escape": "\\", "null": ["\\N"]},
+        [("1", "a\tb\nc\\d", None), ("2", "x\ny", "\\N")],
+    ),
     "zeros behind the microseconds": (
         b"id,a\n1,2026-03-05T14:30:00.1234560Z\n2,2026-03-05 14:30:00.0000000\n",
         {"types": {"a": "timestamptz"}, "timezone": "UTC"},

@@ -246,7 +246,7 @@ def test_columns_of_folders_and_added_ones_are_copied_in_binary(
     if not is_new:
         rows("CREATE TABLE t (id int PRIMARY KEY, day date, n text, of text, at timestamptz, path text, row text)")
     added = {"at": "now", "row": "line", "path": "file"}
-    args = {"path": "in", "table": "t", "key": ["id"], "null": ["a b"], "add": added}
+    args = {"path": "in", "table": "t", "key": ["id"], "add": added}
     result = job("load.files", args, max_attempts=1)
     assert (result.status, texts) == ("succeeded", []), result.error
     paths = [f"in/day={day}/n=7/of=a%20b/f.parquet" for day in days]

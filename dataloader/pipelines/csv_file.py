@@ -47,7 +47,7 @@ _RECOGNIZED_CHARACTERS = 2**14  # of each of them
 _CONTROLS = re.compile("[\x80-\x9f]")  # no text has them
 _CONTROL = "the control character U+{:04X}{{}}; encoding may be another one, such as cp1252"
 _OTHER_UTF8 = "is utf-8 text{{}}; encoding should be utf-8, not {}; where a file mixes both, max_errors rejects rows"
-_FOUR_BYTES = re.compile(b"\xf0[\x90-\xbf][\x80-\xbf]{2}")  # of UTF-8: no text of _ONE_BYTE has such neighbours
+_EMOJI = re.compile(b"\xf0\x9f[\x80-\xbf]{2}")  # in UTF-8: no text of _ONE_BYTE has such neighbours
 _ONE_BYTE = ("cp125", "iso8859", "koi8", "mac")  # encodings whose texts are hardly UTF-8 by chance, as those of DOS are
 _BEHIND = (
     "text behind the closing quote{}; quotes within quotes should be doubled, or escape should name the mark before"
@@ -274,10 +274,10 @@ class CsvFile(FileSource):
         )
 
     def _reads_as_utf8(self, text: str) -> bool:
-        """Whether the text is UTF-8, or has a character such as an emoji that is."""
+        """Whether the text is UTF-8, or has an emoji in UTF-8."""
         try:
             raw = text.encode(self._encoding, "surrogateescape")
-            return bool(_FOUR_BYTES.search(raw) or raw.decode())
+            return bool(_EMOJI.search(raw) or raw.decode())
         except UnicodeError:
             return False
 
@@ -340,6 +340,9 @@ class CsvFile(FileSource):
         self.header_line, text = next(self._from(self.begin), (1, ""))
         if isinstance(text, Rejected):
             raise self.error(self.header_line, "header: " * (self._layout.header is True) + text.reason)
+        if isinstance(self._layout.header, list):
+            self._names = self._layout.header
+            return
         try:
             first = next(csv.reader([text], delimiter=self.delimiter, strict=True), [])
         except csv.Error as e:
@@ -349,7 +352,7 @@ class CsvFile(FileSource):
             self._header = text if len(first) > 1 else None
             self.begin = self.place()
         else:
-            self._names = self._layout.header or [f"column_{number}" for number in range(1, len(first) + 1)]
+            self._names = [f"column_{number}" for number in range(1, len(first) + 1)]
 
     def _records(self) -> Iterator[tuple[int, str | Rejected]]:
         # This loop runs once per line of the file, so the cheap tests come first and calls are few.

@@ -144,6 +144,12 @@ CASES: dict[str, tuple[bytes, dict[str, Any], list[tuple[str | None, ...]]]] = {
         {"date_format": "%d-%b-%y %I.%M %p"},
         [("1", "2026-03-05T13:34:00")],
     ),
+    "a long text in the first line": (b"1," + b"x" * 140_000, {"header": ["id", "a"]}, [("1", "x" * 140_000)]),
+    "marks beside each other that UTF-8 has too": (
+        "id,a\n1,«Актёр»\u00a0— он\n".encode("cp1251"),
+        {"encoding": "cp1251"},
+        [("1", "«Актёр»\u00a0— он")],
+    ),
     "the text form of COPY": (
         b"1\ta\\tb\\nc\\\\d\t\\N\n2\tx\\\ny\t\\\\N\n\\.\n",
         {"header": ["id", "a", "b"], "quote": "", "escape": "\\", "null": ["\\N"]},

@@ -91,7 +91,7 @@ _REMEDIES = {
 _TOO_MANY = "a delimiter in a text needs quotes around it, without a blank before, skip_rows leaves out titles above"
 # The kinds of files that a text may turn out to be, by their first bytes.
 _NO_TEXT = {
-    b"PK\x03\x04": 'a zip archive or a workbook; format should be "excel", its name should end with .zip, or unpack it',
+    b"PK\x03\x04": 'a zip archive or a workbook; format should be "excel", its name end with .zip, or save it as .csv',
     b"PAR1": 'a Parquet file; format should be "parquet"',
     b"ARROW1": "an Arrow file, which no loader reads; save it as Parquet",
     b"Obj\x01": "an Avro file, which no loader reads; save it as Parquet",

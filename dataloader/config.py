@@ -597,7 +597,7 @@ class Settings(BaseSettings):
     never does."""
     dl_stall_sec: Stall = Field(900, validate_default=True)
     """Seconds after which a run that has reported nothing (no yield, progress, check) counts as stuck, where its
-    pipeline has no `stall_sec`; and without a heartbeat, or in an import or a hook at its start, until the farm kills a
+    pipeline has no `stall_sec`; and without a heartbeat, or in an import or hook at its start, until the farm kills a
     worker. Above DL_HEARTBEAT_SEC; 0: never."""
     dl_affinity: bool = True
     """Whether claims prefer jobs whose `affinity_key` is warm in the worker; `off`: the queue's order."""

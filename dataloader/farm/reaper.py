@@ -172,7 +172,8 @@ class Reaper:
         """Do a duty, up to TRIES times where the session is lost; another failure is logged, and the round goes on."""
 
         def guarded(session: Plain) -> None:
-            with going_on(session.conn, self._log, f"reaper.{name}.failed"):
+            # Where `reap` meets a limit, heartbeats may meet it too, and living workers need time afterwards.
+            with going_on(session.conn, self._log, f"reaper.{name}.failed", over_limits=name != "reap"):
                 duty(session.conn, until)
 
         for _ in range(TRIES):
@@ -277,12 +278,15 @@ class Schedules:
 
 
 @contextmanager
-def going_on(conn: db.Connection, log: Log, event: str) -> Iterator[None]:
-    """Log a failure in this block as `event`; raises where the session is lost or the server does no work."""
+def going_on(conn: db.Connection, log: Log, event: str, over_limits: bool = True) -> Iterator[None]:
+    """Log a failure in this block as `event`; raises where the session is lost or the server does no work.
+
+    With `over_limits` a limit of the server that the block's statement has met is a failure, too.
+    """
     try:
         yield
     except Exception as e:  # a value that Python cannot read is no reason to leave the other duties undone
-        if conn.closed or db.is_outage(e):
+        if conn.closed or (db.is_outage(e) and not (over_limits and db.is_limit(e))):
             raise
         log.warning(event, error=str(e).strip() if isinstance(e, psycopg.Error) else repr(e))
 

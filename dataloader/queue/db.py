@@ -61,6 +61,9 @@ _SET = "SELECT pg_catalog.set_config(key, value, true) FROM pg_catalog.json_each
 # Outages that a new connection heals in time (PostgreSQL, appendix A): connection exceptions, shutdown and crash
 # recovery, a demoted primary, too many connections, a full disk.
 _OUTAGE = ("08", "57P", "25006", "53", "58030")
+# Of these, what one statement may meet while the server serves others: too little memory or room for locks, a limit on
+# temporary files, a block that cannot be read.
+_LIMIT = ("53200", "53400", "58030")
 # Another session is in the way: serialization, deadlock, a lock that is held, a statement that was canceled.
 _CONTENTION = ("40001", "40P01", "55P03", "57014")
 
@@ -360,6 +363,11 @@ def is_outage(error: BaseException) -> bool:
     if error.sqlstate is None:
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
     return error.sqlstate.startswith(_OUTAGE)
+
+
+def is_limit(error: BaseException) -> bool:
+    """True for an outage that may be one of this statement alone."""
+    return isinstance(error, psycopg.Error) and error.sqlstate in _LIMIT
 
 
 def patiently(

@@ -503,3 +503,19 @@ def test_leases_end_and_old_jobs_go_although_the_journal_cannot_be_summed_up(
         reaper.logged("reaper.requeued")
         assert not reaper.events("farm.database.lost")
     assert reaper.stop() == 0
+
+
+@pytest.mark.parametrize("sqlstate", ["53200", "53400", "58030"])
+def test_leases_end_although_another_duty_meets_a_limit_of_the_server(farm: Farm, own_db: str, sqlstate: str) -> None:
+    """A full lock table, a limit on temporary files, a block that cannot be read: each for this duty alone."""
+    with psycopg.connect(own_db, autocommit=True) as other:
+        body = f"BEGIN RAISE EXCEPTION 'a limit' USING ERRCODE = '{sqlstate}'; END"
+        other.execute(f"CREATE FUNCTION limited() RETURNS trigger LANGUAGE plpgsql AS $$ {body} $$")
+        other.execute("CREATE TRIGGER limited BEFORE UPDATE ON dl_rolled FOR EACH ROW EXECUTE FUNCTION limited()")
+    finished(farm, 3, hours_ago=13)
+    reaper = farm.start("reaper")
+    reaper.logged("reaper.roll.failed", 2)
+    overdue(farm)
+    reaper.logged("reaper.requeued")
+    assert not reaper.events("farm.database.lost")
+    assert reaper.stop() == 0

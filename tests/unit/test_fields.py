@@ -50,7 +50,7 @@ WORDS: dict[str, tuple[Callable[[], Iterable[object]], Iterable[object]]] = {
     ),
     "the reasons of the statement status": (
         lambda: re.findall(r"'reason', '(\w+)'", status_statement()),
-        re.findall(r'case "(\w+)"', inspect.getsource(waiting.words)),
+        re.findall(r'case "(\w+)"', inspect.getsource(waiting)),
     ),
     "cli.watch.EXITS": (lambda: watch.EXITS, FINAL),
     "JobStatus": (lambda: JobStatus.__args__, Status),

@@ -91,7 +91,8 @@ _REMEDIES = {
 _TOO_MANY = "a delimiter in a text needs quotes around it, without a blank before, skip_rows leaves out titles above"
 # The kinds of files that a text may turn out to be, by their first bytes.
 _NO_TEXT = {
-    b"PK\x03\x04": 'a zip archive or a workbook; format should be "excel", its name end with .zip, or save it as .csv',
+    b"PK\x03\x04": 'a zip archive or a workbook; format should be "excel", or its name should end with .zip, or'
+    " unpack it or save it as .csv",
     b"PAR1": 'a Parquet file; format should be "parquet"',
     b"ARROW1": "an Arrow file, which no loader reads; save it as Parquet",
     b"Obj\x01": "an Avro file, which no loader reads; save it as Parquet",
@@ -656,7 +657,7 @@ class Shaped(Source):
         self.version = ["files", hashlib.sha256(json.dumps(versions).encode()).hexdigest()]
         names = list(dict.fromkeys(name for header in headers for name in header))
         nested = [name for name, type_ in given.items() if type_ == "jsonb" and source.total == 1]
-        hint = f"; rows within {nested[0]} should be lines or one array of their own" if nested else ""
+        hint = f"; rows within {' or '.join(nested[:5])} should be lines or one array of their own" if nested else ""
         self._require_known(names, hint)
         partitions = {name for entry in entries for name in entry.partition}
         # Constants come behind the columns of the files.

@@ -50,8 +50,8 @@ def loaded(tmp_path: Path, job: Load, rows: Rows) -> Callable[..., list[Any]]:
 
 
 def test_rows_within_an_object_are_named(loaded: Callable[..., list[Any]]) -> None:
-    with pytest.raises(PermanentError, match="page, data; rows within data should"):
-        loaded('{"page": 1, "data": [{"id": 1}]}')
+    with pytest.raises(PermanentError, match="page, data; rows within page or data should"):
+        loaded('{"page": {"n": 1}, "data": [{"id": 1}]}')
 
 
 def test_a_word_for_null_is_null_in_each_column_and_decides_no_type(loaded: Callable[..., list[Any]]) -> None:

@@ -96,6 +96,7 @@ class Session:
         query = query.rstrip("; \n")  # it may be put into brackets
         self._query = f"SELECT * FROM {query}" if re.fullmatch(r"[\w.]+", query) else query  # noqa: S608
         self._parts, self._path, self._types = url, unquote(url.path), wanted.types
+        self._given = wanted.model_fields_set & Values.model_fields.keys()
         self._written = wanted.model_copy(update={"timezone": wanted.timezone or "UTC"})  # as SQLite's own functions
         self._values: list[Any] = []  # of the query's parameters
         self._like: Any = None  # a value of the cursor's column
@@ -122,6 +123,8 @@ class Session:
         source.columns = {**source.columns, **self._types}
         if isinstance(source, Rows):
             source.values = self._written
+        elif given := self._given:
+            raise PermanentError(f"{min(given)}: should be in DuckDB's query, as in strptime(day, '%d.%m.%Y')")
         return source
 
     def kind_of(self, column: str) -> str | None:

@@ -140,6 +140,7 @@ def test_a_type_that_duckdb_gives_in_part_is_refused(
     remedy = "select CAST(v AS text) AS v"
     fails_for_good(load(f"SELECT 1 AS id, {value} AS v"), remedy)
     assert load(f"SELECT 1 AS id, CAST({value} AS text) AS v").error is None
+    fails_for_good(load("SELECT 1 AS id", date_format="%d.%m.%Y"), "date_format: should be in DuckDB's query")
 
 
 @pytest.mark.parametrize(

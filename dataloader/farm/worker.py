@@ -11,7 +11,7 @@ import os
 import random
 import signal
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -195,6 +195,25 @@ class Worker:
 
     def work(self) -> int:
         """Claim, run, and write the ends with the next claim, until an order to drain; returns the exit status."""
+        try:
+            self._claim_and_run()
+        except Exception:
+            with suppress(Exception):  # the first one counts; a job that is done must not run again
+                if self.batch.owes:
+                    self.session.call(self.batch.write)
+            raise
+        if self.drains:
+            self.slot.state = State.LEAVING
+        self._write_last()
+        if self.runner.warm.keys:
+            self.drain()  # the supervisor kills a worker that hangs in a release
+            self.runner.warm.close()
+        if not self._sound:
+            return EXIT_RECYCLE
+        self.log.info("worker.stopped")
+        return EXIT_OK
+
+    def _claim_and_run(self) -> None:
         while self._sound and not self.drains:
             try:
                 if not self.may_claim:
@@ -210,16 +229,6 @@ class Worker:
                     self.session.call(self._wait)
             except Lost:
                 self.pause(self.session.pause_sec)
-        if self.drains:
-            self.slot.state = State.LEAVING
-        self._write_last()
-        if self.runner.warm.keys:
-            self.drain()  # the supervisor kills a worker that hangs in a release
-            self.runner.warm.close()
-        if not self._sound:
-            return EXIT_RECYCLE
-        self.log.info("worker.stopped")
-        return EXIT_OK
 
     def _write_and_claim(self, session: lifecycle.Session) -> Step:
         """Write the ends of earlier runs, claim jobs, and learn what their runs need to know of them."""

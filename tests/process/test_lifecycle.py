@@ -142,6 +142,19 @@ def test_a_farm_works_although_it_may_not_write_what_people_see(farm: Farm, own_
     assert not program.events("supervisor.keeper.exited")
 
 
+def test_a_worker_that_fails_between_two_runs_writes_the_end_of_the_first(farm: Farm) -> None:
+    """Its role has lost a right, say; the job, which is done, must not run again."""
+    program = farm.ready(workers=1, dl_periods='{"LEARN_SEC": 0.1}')
+    job = LongJob(farm)
+    farm.conn.execute("ALTER TABLE dl_needs RENAME TO gone")
+    until(lambda: farm.rows("SELECT FROM dl_jobs WHERE started_at < now() - interval '0.5 s'"), "LEARN_SEC to pass")
+    job.go.touch()
+    (died,) = program.logged("supervisor.worker.exited")[:1]
+    assert died["exit_status"] > 0
+    farm.conn.execute("ALTER TABLE gone RENAME TO dl_needs")
+    job.ends_well()
+
+
 def test_a_stuck_worker_is_killed_after_dl_stall_sec(farm: Farm) -> None:
     program = farm.ready(workers=1, dl_stall_sec=1.5, dl_heartbeat_sec=0.5)
     job = farm.enqueue("holds_the_gil", max_attempts=1, args={"sec": 3600})

@@ -421,7 +421,10 @@ TOKENS = [
     "xoxb-123456789012-abcDEF",
     "AIza" + "Sy_-4" * 7, "sk_live_" + "a1B2" * 6, "sk-ant-api03-" + "a1B2" * 9, "SG." + "a1B2" * 5 + "." + "c3D4" * 10,
     "npm_" + "a1B2" * 9, "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abc_-DEF", "123456789:AA" + "a1B2_-x" * 5,
-    "https://hooks.slack.com/services/T000/B000/a1B2c3D4e5F6",
+    "https://hooks.slack.com/services/T000/B000/a1B2c3D4e5F6", "whsec_" + "a1B2" * 8, "glrt-" + "x1_-" * 5,
+    "https://discord.com/api/webhooks/123456789012345678/" + "a1B2" * 17, "sq0atp-" + "a1B2_-" * 4,
+    "ATATT3" + "xFfG_-" * 31, "glc_eyJ" + "a1B2" * 10, "sntrys_eyJ" + "a1B2" * 12, "dp.pt." + "a1B2" * 11,
+    "xkeysib-" + "0a1b" * 16 + "-" + "a1B2" * 4, "NRAK-" + "A1B" * 9,
 ]  # fmt: skip
 
 

@@ -111,6 +111,9 @@ def test_what_is_wrong_is_said_the_gravest_first() -> None:
     assert of(workers=3, stopped=1) == ["1 of 3 workers of queue q is stopped."]
     assert of(paused_at=NOW, paused_by="token boss from ::1") == ["Queue q is paused by token boss from ::1."]
     assert of(lag_sec=400.0, length=1) == ["The oldest due job of queue q has waited 6 min 40 s."]
+    late = QUEUE | {"lag_sec": 400.0, "length": 1}
+    (alert,) = alerts.farm_alerts({"queues": [late]}, (), POSTGRES, ())
+    assert (alert.queue, alert.status) == ("q", "queued")  # the page of each says why it waits
     assert of(at_risk=1) == ["1 job of queue q is going to miss its deadline, or has."]
     assert of(at_risk=2, dead=1)[0] == "2 jobs of queue q are going to miss their deadlines, or have."
     assert of(max_length=5, length=5) == ["Queue q is full: 5 jobs are queued."]

@@ -84,9 +84,9 @@ def _queue_alerts(queue: Row) -> Iterator[Alert]:
         )
         yield Alert(text, advice, name, is_grave=stopped == workers)
     elif is_late(queue, LAG_SEC):
-        advice = "Its jobs wait for a busy key, or its workers are too few."
+        advice = "Its workers are too few, or its jobs wait for a key, a limit or memory."
         text = f"The oldest due job of queue {name} has waited {duration(queue['lag_sec'])}."
-        yield Alert(text, advice, name, is_grave=False)
+        yield Alert(text, advice, name, "queued", is_grave=False)
     if queue["max_length"] and queue["length"] >= queue["max_length"]:
         advice = "New jobs are refused until there is room."
         jobs = f"{figure(queue['length'], queue['counted_at'])} {'job is' if queue['length'] == 1 else 'jobs are'}"
@@ -98,7 +98,7 @@ def _queue_alerts(queue: Row) -> Iterator[Alert]:
         yield Alert(text, "More workers, or fewer jobs that go before, would help.", name)
     if queue["dead"]:
         jobs = f"{figure(queue['dead'], queue['counted_at'])} {'job is' if queue['dead'] == 1 else 'jobs are'}"
-        advice = "Look at their errors, then requeue or delete them."
+        advice = "Look at the errors, then requeue or delete."
         yield Alert(f"{jobs} dead in queue {name}.", advice, name, "dead")
 
 

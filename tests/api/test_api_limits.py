@@ -43,6 +43,7 @@ def test_a_job_names_its_limits_and_says_which_one_is_full(client: FlaskClient) 
     job_id = client.post(TRIGGER, json=MINIMAL | {"limits": ["other", "source:oracle"]}).get_json()["job_id"]
     shown = client.get(f"/api/v1/jobs/{job_id}/status").get_json()
     assert shown["limits"] == ["other", "source:oracle"]
+    assert [each["reason"] for each in shown["waiting_for"].pop("besides")] == ["no_worker"]
     assert shown["waiting_for"] == {"reason": "limit", "limit": "source:oracle", "running": 0, "most": 0}
     assert client.post(TRIGGER, json=MINIMAL | {"limits": ["a", "a"]}).status_code == 400
 

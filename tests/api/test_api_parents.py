@@ -29,6 +29,7 @@ def test_a_job_says_for_which_one_it_waits(client: FlaskClient) -> None:
     job = added(client, depends_on=[parent], on_parent_failure="hold")
     status = client.get(f"/api/v1/jobs/{job}/status").json
     named = {"job_id": parent, "task": "t", "lock_key": "k"}
+    assert [each["reason"] for each in status["waiting_for"].pop("besides")] == ["no_worker"]
     assert status["waiting_for"] == {"reason": "parent", "parents": 1, "on_failure": "hold"} | named
     assert family(client, job) == {"parents": [parent], "children": []}
     assert family(client, parent) == {"parents": [], "children": [job]}

@@ -103,13 +103,14 @@ def test_a_run_goes_on_from_the_middle_of_a_chunk(tmp_path: Path) -> None:
     assert (place.line, place.records, rest[0], len(rest)) == (201, 200, '200,"ё ""200"""', 300)
 
 
+@pytest.mark.parametrize("more", [{}, {"null": ["NA", "1"], "add": {"n": "line", "f": "file"}}], ids=str)
 @pytest.mark.parametrize("seed", range(6))
 def test_the_table_is_that_of_single_records(
-    seed: int, job: Load, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int, more: dict[str, Any], job: Load, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def outcome(table: str) -> Any:
         args = {"path": "f.csv", "table": table, "mode": "append", "max_errors": 50, "header": True}
-        result = job("load.files", args)
+        result = job("load.files", args | more)
         error = (result.error or "").replace(table, "t")
         table_rows = rows(f"SELECT * FROM {table}") if rows(f"SELECT to_regclass('{table}')") != [(None,)] else None
         rejects = rows(f"SELECT line, row, reason FROM {table}_rejects") if table_rows is not None else None

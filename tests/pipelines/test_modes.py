@@ -230,7 +230,7 @@ def test_a_table_that_comes_meanwhile_rounds_no_value(
     result = job("load.files", {"path": "f.csv", "table": "t", "key": ["id"], "types": types}, max_attempts=2)
     first, second = result.runs
     assert "id, n: other types since the rows were staged; the next run begins anew" in (first.error or "")
-    assert fits or 'column n: invalid input syntax for type bigint: "..."' in (second.error or "")
+    assert fits or "column n: a number with a fraction or an exponent" in (second.error or "")
     assert rows("SELECT n::text FROM t ORDER BY id") == ([("1.5",), ("2",)] if fits else [])
     assert rows(LEFT) == [(0,)]
 

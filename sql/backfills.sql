@@ -20,13 +20,13 @@ CASE WHEN p.is_skipped THEN 'skipped' WHEN j.status IS NOT NULL THEN j.status::t
      WHEN p.last_status IN ('succeeded', 'failed', 'lost', 'canceled') THEN p.last_status ELSE 'missing' END;
 
 -- name: counts
--- Counts by status, how many ended lately, since when they run, and the seconds until all are due. Reads the whole ledger: 100,000 partitions take some
--- tenths of a second.
+-- Counts by status, how many ended lately, since when they run, and the seconds until all are due. Reads the whole ledger:
+-- 100,000 partitions take some tenths of a second.
 SELECT {status_of} AS status, count(*)::int AS partitions,
        (count(*) FILTER (WHERE j.finished_at > now() - make_interval(secs => %(lately_sec)s)
                            AND NOT p.is_skipped))::int AS lately,
        min(j.started_at) FILTER (WHERE NOT p.is_skipped) AS since,
-       extract(epoch FROM max(dl_readable(j.available_at)) FILTER (WHERE j.blocked_on = 'time') - now())::float8 AS due_sec
+       extract(epoch FROM max(dl_readable(j.available_at)) FILTER (WHERE j.blocked_on = 'time' AND NOT p.is_skipped) - now())::float8 AS due_sec
   FROM dl_partitions p LEFT JOIN dl_jobs j USING (job_id)
  WHERE p.backfill = %(name)s GROUP BY 1;
 

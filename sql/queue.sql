@@ -57,8 +57,9 @@ SELECT count(*) FROM dl_jobs WHERE idempotency_key = ANY (%(keys)s);
 SELECT job_id, status::text FROM dl_jobs WHERE idempotency_key = %(idempotency_key)s;
 
 -- name: status
--- Jobs as the API shows them. A queued one says why it waits: the first reason of its queue, of itself and of the workers, in
--- the order below; those behind the first are `besides`. Far-off dates that Python cannot read are cut. `version` changes with all that is shown, but for what cannot change and for figures.
+-- Jobs as the API shows them. A queued one says why it waits: one reason of its queue, one of itself and one of the workers,
+-- in the order below. The reasons behind the first are `besides`. Far-off dates that Python cannot read are cut. `version`
+-- changes with all that is shown, but for what cannot change and for figures.
 SELECT {fields.status},
        dl_last_run_sec(j) AS run_sec,
        CASE WHEN why ->> 'reason' = 'worker' THEN why || jsonb_build_object(
@@ -266,8 +267,8 @@ UPDATE dl_jobs j SET lease_expires_at = now() + make_interval(secs => lease_ttl_
    AND lease_expires_at > now();
 
 -- name: tell_stuck
--- running -> running: the run has reported nothing for so long. Only the journal learns of it, with the threads' stacks, and
--- of each silence once: a keeper does not know what the one before it has told.
+-- running -> running: the run has reported nothing for so long. Only the journal gets a row, with the threads' stacks. It
+-- gets one for each silence: a new keeper does not know the rows that the keeper before it has added.
 INSERT INTO dl_job_events (job_id, queue, kind, payload)
 SELECT job_id, queue, 'stuck', jsonb_build_object('attempt', attempt, 'silent_sec', %(silent_sec)s::float8,
                                                   'stacks', %(stacks)s::text)

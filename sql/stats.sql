@@ -155,20 +155,24 @@ SELECT DISTINCT ON (kind) *, count(*) OVER (PARTITION BY kind) AS number FROM (
                                  AND state <> 'dead') AS is_served) serving
    WHERE paused_at IS NULL AND (undelivered > 0 OR NOT is_served)
   UNION ALL
-  SELECT 'task', task, format('no host of the queue %%s has the memory that a run needs (%%s MB; DL_HOST_MEMORY lets runs use %%s MB)',
-                              queue, round(mb), round(room_mb)), since
-    FROM (SELECT queue, max(host_memory_mb) AS room_mb FROM dl_served
-           WHERE seen_at > now() - interval '30 s' AND state <> 'dead'
-           GROUP BY queue HAVING count(host_memory_mb) = count(*)) hosts
-    JOIN (SELECT task, coalesce(t.memory_mb, dl_counted(n.memory_mb, NULL)) AS mb
-            FROM dl_tasks t FULL JOIN dl_needs n USING (task)) needs ON mb > room_mb
-   CROSS JOIN LATERAL (
-     SELECT min(created_at) AS since
-       FROM (SELECT task, created_at FROM dl_jobs j
-              WHERE j.queue = hosts.queue AND status = 'queued' AND blocked_on IS NULL
-              ORDER BY j.queue, priority, coalesce(turn_at, created_at) LIMIT 1000) first
-      WHERE first.task = needs.task) waits
-   WHERE since IS NOT NULL) wrong
+  SELECT 'task', task,
+         format('no host of the queue %%s has the memory that a run needs (%%s MB; DL_HOST_MEMORY lets runs use %%s MB)',
+                queue, round(mb), round(room_mb)), since
+    FROM (
+      WITH needs AS (SELECT task, coalesce(t.memory_mb, dl_counted(n.memory_mb, NULL)) AS mb
+                       FROM dl_tasks t FULL JOIN dl_needs n USING (task)),
+      hosts AS (SELECT queue, max(host_memory_mb) AS room_mb FROM dl_served
+                 WHERE seen_at > now() - interval '30 s' AND state <> 'dead'
+                 GROUP BY queue HAVING count(host_memory_mb) = count(*))
+      SELECT DISTINCT ON (task) task, queue, mb, room_mb, since
+        FROM hosts CROSS JOIN LATERAL (  -- a queue's jobs are read once, and only where a task may be too large
+          SELECT task, min(greatest(created_at, available_at)) AS since
+            FROM (SELECT task, created_at, available_at FROM dl_jobs j
+                   WHERE j.queue = hosts.queue AND status = 'queued' AND blocked_on IS NULL
+                   ORDER BY j.queue, priority, coalesce(turn_at, created_at) LIMIT 1000) first
+           WHERE room_mb < (SELECT max(mb) FROM needs) GROUP BY task) waits
+        JOIN needs USING (task)
+       WHERE mb > room_mb ORDER BY task, since) large) wrong
  ORDER BY kind, since, name;
 
 -- name: beginning
@@ -182,10 +186,12 @@ SELECT EXISTS (SELECT FROM dl_totals) OR EXISTS (SELECT FROM dl_jobs) AS has_beg
 SELECT pg_is_in_recovery() AS in_recovery, current_setting('transaction_read_only') = 'on' AS read_only,
        ARRAY(SELECT privilege || ' on ' || name
                FROM unnest(%(tables)s::text[]) name, unnest('{SELECT, INSERT, UPDATE, DELETE}'::text[]) privilege
-              WHERE NOT has_table_privilege(to_regclass(name), privilege)  -- null: an older schema has no such table
+              WHERE NOT has_table_privilege(to_regclass(name), privilege)
+             UNION ALL
+             SELECT 'the table ' || name FROM unnest(%(tables)s::text[]) name WHERE to_regclass(name) IS NULL
              UNION ALL
              SELECT 'USAGE on ' || sequence::regclass FROM pg_get_serial_sequence('dl_job_events', 'event_id') sequence
-              WHERE NOT has_sequence_privilege(sequence, 'USAGE')
+              WHERE NOT has_sequence_privilege(sequence, 'USAGE, UPDATE')
              UNION ALL
              SELECT 'EXECUTE on ' || proname FROM pg_proc
               WHERE pronamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'dl_jobs'::regclass)

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from psycopg import errors
+
 from dataloader.model.farm import Fault
 from dataloader.ops.checks import BODY_LIMIT, document, pointer, refusal, validated
 from dataloader.ops.errors import Problem, invalid
@@ -122,6 +124,8 @@ def _hooked(job: dict[str, Any], path: tuple[str | int, ...]) -> dict[str, Any]:
         return new_job.hooked(job)
     except ValueError as e:
         raise invalid(pointer(path), "refused", str(e)) from None
+    except (errors.InsufficientPrivilege, errors.UndefinedTable) as e:  # of a session of the hook, and not of the farm
+        raise RuntimeError(type(e).__name__).with_traceback(e.__traceback__) from None
 
 
 def _written(document: dict[str, Any], noun: str, limit: int) -> bytes:

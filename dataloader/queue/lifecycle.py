@@ -196,10 +196,14 @@ def without_holders(job: Row) -> Row:
     return job | {"waiting_for": why | ({"besides": rest} if rest else {})}
 
 
-def _reason(waiting_for: dict[str, str] | None) -> Row | None:
+def _reason(waiting_for: Row | None) -> Row | None:
     """With instants and ids as such, which JSON has as texts."""
-    typed = {name: read(waiting_for[name]) for name, read in _TYPES.items() if waiting_for and waiting_for.get(name)}
-    return waiting_for and waiting_for | typed
+    if waiting_for is None:
+        return None
+    typed: Row = {name: read(waiting_for[name]) for name, read in _TYPES.items() if waiting_for.get(name)}
+    if besides := waiting_for.get("besides"):
+        typed["besides"] = [_reason(each) for each in besides]
+    return waiting_for | typed
 
 
 def versions(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, str]:

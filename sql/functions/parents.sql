@@ -113,9 +113,9 @@ BEGIN
 END
 $$;
 
--- The work of dl_resolve, at most p_most rows: jobs that wait for one of these ended parents; jobs whose wait is over and that were not
--- let go; ended jobs that are queued again although they wait (context.gather). Each arm reads an index without the
--- children that are done, so the cost does not grow with them. OFFSET 0 keeps a plan that was made for empty tables from
+-- The work of dl_resolve, at most p_most rows: jobs that wait for one of these ended parents; jobs whose wait is over and
+-- that were not let go; ended jobs that are queued again although they wait (context.gather). Each arm reads an index without
+-- the children that are done, so the cost does not grow with them. OFFSET 0 keeps a plan that was made for empty tables from
 -- reading all jobs that wait, for each parent. A bitmap would read all links of the parent before the first one.
 CREATE OR REPLACE FUNCTION dl_concerned(p_ended uuid[], p_most int) RETURNS TABLE (job_id uuid, parent_id uuid)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$

@@ -241,6 +241,16 @@ def test_a_hook_that_returns_no_dict_is_named(client: FlaskClient, refused: Refu
     assert "<lambda> should return the job's fields as a dict, not NoneType" in problem["detail"]
 
 
+def test_a_database_that_a_hook_asks_is_not_the_farms(client: FlaskClient, refused: Refused, dsn: str) -> None:
+    @around_enqueue
+    def asks(job: dict[str, Any]) -> dict[str, Any]:
+        with psycopg.connect(dsn) as conn:
+            conn.execute("SELECT FROM customers")
+        return job
+
+    assert "customers" not in str(refused(client.post(TRIGGER, json=ORDER), 500, "internal-error"))
+
+
 @pytest.mark.parametrize("path", [TRIGGER, BATCH])
 def test_a_fault_of_a_hook_tells_nothing_of_the_job(
     client: FlaskClient, refused: Refused, capfd: pytest.CaptureFixture[str], path: str

@@ -151,6 +151,7 @@ def test_a_table_that_the_role_may_not_read_or_that_is_gone(
         conn.execute("ALTER TABLE dl_workers RENAME TO old_workers")
         answer = app.test_client().get("/api/v1/workers")
         assert 'relation "dl_workers" does not exist' in refused(answer, 503, "unavailable")["detail"]
+        assert "lacks the table dl_workers." in refusal(app.test_client(), refused, "database")["detail"]
 
 
 def _says_that_the_disk_is_full(app: Flask, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:

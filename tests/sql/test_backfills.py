@@ -238,6 +238,9 @@ def test_the_state_and_the_time_left_follow_the_jobs(conn: Conn) -> None:
     assert 10 < shown["eta_sec"] < 60, "three are left, two came in some ten seconds"
     conn.execute("UPDATE dl_jobs SET available_at = now() + interval '1 h' WHERE partition_key = '2019-01-03'")
     assert 3_590 < backfills.backfill(conn, "b")["eta_sec"] <= 3_600, "one is due in an hour"
+    conn.execute("UPDATE dl_partitions SET is_skipped = true WHERE partition = '2019-01-03'")
+    assert backfills.backfill(conn, "b")["eta_sec"] < 60, "it is another backfill's work"
+    conn.execute("UPDATE dl_partitions SET is_skipped = false")
     end(conn, "succeeded", *(f"2019-01-0{day}" for day in range(3, 6)))
     shown = backfills.backfill(conn, "b")
     assert (shown["state"], shown["eta_sec"]) == ("done", None)

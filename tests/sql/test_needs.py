@@ -1,6 +1,7 @@
 """What runs need of a host: learned from the journal, declared by pipelines, told to people."""
 
 import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -144,6 +145,27 @@ def test_a_job_says_that_no_host_of_its_queue_has_the_memory_for_it(conn: Conn, 
         "INSERT INTO dl_needs (task, memory_mb, runs, learned_at, peaks) VALUES ('heavy', 3001, 1, now(), '{3001}')"
     )
     assert waiting_for() == {"reason": "memory", "task": "heavy", "need_mb": 3_001, "room_mb": 3_000}
+
+
+def test_a_task_without_a_host_is_one_task_since_its_job_is_due(conn: Conn) -> None:
+    """A queue's jobs are read once, however many tasks are too large."""
+    due = datetime.now(UTC) - timedelta(hours=1)
+    for queue in ("q", "r"):
+        enqueue(conn, task="heavy", queue=queue)
+    conn.execute("UPDATE dl_jobs SET created_at = now() - interval '3 d', available_at = %s", (due,))
+    idle = {"state": "idle", "jobs": 0}
+    shown = [
+        {"worker": f"h:{n}:a", "pid": n, "queue": queue, "queues": [queue], **idle} for n, queue in enumerate("qr")
+    ]
+    stats.show_workers(conn, "farm", "h", shown, 3_000)
+    operations.publish_tasks(conn, {"heavy": {"memory_mb": 4_000}})
+    [task] = stats.wrong(conn, "alerts")
+    assert (task["name"], task["number"], task["since"]) == ("heavy", 1, due)
+    operations.publish_tasks(conn, {f"heavy {n}": {"memory_mb": 4_000} for n in range(50)})
+    with conn.transaction():
+        stats.wrong(conn, "alerts")
+        read = "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relid = 'dl_jobs'::regclass"
+        assert value(conn, read) < 20
 
 
 def test_a_task_is_shown_whose_runs_replace_more_than_one_worker_in_ten(conn: Conn, worker: Worker) -> None:

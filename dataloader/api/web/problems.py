@@ -64,7 +64,8 @@ def _answer_unknown(error: Exception) -> Response:
         return _unavailable(f"The database {fault}{reason}. Nothing is confirmed: send the request again.")
     if isinstance(error, errors.InsufficientPrivilege | errors.UndefinedTable):
         _log.error("api.unavailable", **facts)
-        return _unavailable(f"The database refuses the service: {db.reason(error)}. `dataloader check` has the remedy.")
+        remedy = "`dataloader check` has the remedy." if isinstance(error, errors.InsufficientPrivilege) else ""
+        return _unavailable(f"The database refuses the service: {db.reason(error)}. {remedy}".strip())
     # The check of a field of a job has the field's name.
     check = isinstance(error, errors.CheckViolation) and error.diag.constraint_name
     if check and (match := re.fullmatch(r"dl_jobs_chk_(\w+)", check)):

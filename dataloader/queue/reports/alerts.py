@@ -130,7 +130,8 @@ def _broken(wrong: Row) -> Alert:
     elif kind == "task":
         one, many = "does not start", "do not start"
     who = f"The {kind} {name} {one}" if number == 1 else f"{count(number)} {kind}s {many}, among them {name}"
-    return Alert(f"{who}: {wrong['error']}.", page=f"{kind}s", since=wrong["since"])
+    is_grave = kind != "task"  # a host that starts again is away for a moment
+    return Alert(f"{who}: {wrong['error']}.", page=f"{kind}s", since=wrong["since"], is_grave=is_grave)
 
 
 def unfit(fitness: Row) -> Iterator[Alert]:

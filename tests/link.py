@@ -112,6 +112,11 @@ class Link:
         """
         self._act_at = self.passed + number, side, act
 
+    def disarmed(self) -> bool:
+        """Call the `act` of `act_at` no more; True if it was not called yet."""
+        was_armed, self._act_at = self._act_at is not None, None
+        return was_armed
+
     def leave(self, how: str = REFUSES) -> None:
         """Be away from now on, and disarm. REFUSES: sessions end. SILENT: nothing is heard of the server."""
 

@@ -199,6 +199,8 @@ class Reader:
         ):
             raise ValueError(_GUESSED.format("a number in a form that it would lose, such as zeros in front"))
         if self._kind == "integer" and (fraction or exponent):
+            if fraction == "000" and len(digits) <= 3 and not {"decimal", "thousands"} & self._values.model_fields_set:
+                raise ValueError(_TWO_NUMBERS)
             if exponent or fraction.strip("0") or self._is_guess:
                 fault = "a number with a fraction or an exponent"
                 raise ValueError(_GUESSED.format(fault) if self._is_guess else f"{fault}; {_NO_INTEGER}")
@@ -287,6 +289,7 @@ class Reader:
 
 
 _OTHERWISE = "null can list the words for a missing value, and types can make the column text"
+_TWO_NUMBERS = 'a number with two readings; decimal "." should say one, or decimal "," with thousands "." the other'
 _NO_INTEGER = "types or the table should have numeric, and max_errors rejects rows"
 _GUESSED = "{}, but the rows before had only such values, so the type is a guess; types should say it, such as text"
 _TIME_IN_DATE = "a time of day that the type date would lose; types or the table should have timestamp"

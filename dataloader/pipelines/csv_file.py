@@ -37,6 +37,7 @@ from dataloader.pipelines.csv_table import (
 _OF_COPY = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "0": "\0"}  # behind its backslash
 _IS_OPEN = re.compile(r"(?<!\\)(?:\\\\)*\\\r?\n\Z").search  # the line end behind a backslash is within a text
 _LINE_ENDS = re.compile("\r\n?|\n")
+_LINE_END = re.compile("(?:\r\n?|\n)\\Z").sub
 _CHUNK = 2**16  # characters that are read at once, and one line
 WHITESPACE = "whitespace"  # the delimiter of columns that are set apart by blanks
 _DELIMITERS = "\t|;,"  # those that are recognized; the earlier ones are rarer in texts
@@ -371,7 +372,8 @@ class CsvFile(FileSource):
                 self._line += lines
             if len(text) >= LONGEST_RECORD:
                 raise self.error(first, f"longer than {LONGEST_RECORD} characters; is it text, and quote right?")
-            text = text.rstrip("\r\n")
+            # An escaped line end before the record's own belongs to a value.
+            text = _LINE_END("", text) if is_copy else text.rstrip("\r\n")
             if not text:
                 continue
             record: str | Rejected = Rejected(fault, text) if fault else text

@@ -121,9 +121,7 @@ class Session:
         if unknown := self._types.keys() - source.columns.keys():
             raise PermanentError(f"types: {min(unknown)} should be in the query")
         source.columns = {**source.columns, **self._types}
-        if isinstance(source, Rows):
-            source.values = self._written
-        elif given := self._given:
+        if (given := self._given) and not isinstance(source, Rows):
             raise PermanentError(f"{min(given)}: should be in DuckDB's query, as in strptime(day, '%d.%m.%Y')")
         return source
 
@@ -165,7 +163,7 @@ class Session:
             while some := self._ask(partial(result.fetchmany, _AT_ONCE)):
                 yield from some
 
-        return Rows(fetched(), [each[0] for each in result.description])
+        return Rows(fetched(), [each[0] for each in result.description], self._written)
 
     def _all(self, statement: str, values: Sequence[Any] = ()) -> tuple[Any, list[Any]]:
         """The description and the rows of a result."""

@@ -50,7 +50,7 @@ _FIELDS: Writer = {
     **{NoneType: lambda _: "", str: quoted, bool: lambda value: str(value).lower(), float: _number},
     dt.timedelta: lambda value: f"{value.total_seconds()} seconds",
 }
-_NAMES: Writer = {**_FIELDS, str: str.strip}
+_NAMES: Writer = {NoneType: lambda _: "", str: str.strip, float: _number}
 
 
 class Sheet(TypedFile):

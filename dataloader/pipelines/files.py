@@ -691,7 +691,9 @@ class Shaped(Source):
         self.columns = {name: known[name] for name in names}
         self.columns |= {name: added[wanted.add[name]] for name in constants + self.lines}
         for name in names:
-            kind = kind_of(self.existing.get(name) or self.columns[name])
+            stored = self.existing.get(name)
+            is_widened = wanted.schema_change == "widen" and stored and csv_table.wider(stored, self.columns[name])
+            kind = kind_of(self.columns[name] if is_widened or not stored else stored)
             if kind and not (name in given and kind_of(given[name]) == kind):
                 is_guess = name not in wanted.types and name not in self.existing and name not in given
                 self.kinds[name] = kind, is_guess

@@ -119,11 +119,15 @@ class Rows(Source):
     """Dicts, or tuples in the order of the columns."""
 
     names_columns = "rows"
-    values: Values | None = None  # how texts are written; without it PostgreSQL decides
 
-    def __init__(self, rows: Iterable[Any], columns: Columns | None) -> None:
-        """`columns` are by default those of the first rows. Raises PermanentError for rows without names."""
+    def __init__(self, rows: Iterable[Any], columns: Columns | None, written: Values | None = None) -> None:
+        """`columns` are by default those of the first rows. Raises PermanentError for rows without names.
+
+        `written` says how texts are written; without it PostgreSQL decides.
+        """
         super().__init__("context.load")
+        self._written = written
+        self._nulls = frozenset(written.null if written else ())
         self.total = len(rows) if isinstance(rows, Sized) else 0
         self._unknown = (
             f"no column of the first {SAMPLE} rows: give `columns`" if columns is None else "not in `columns`"
@@ -148,7 +152,7 @@ class Rows(Source):
         guesses = {n: kind for n, kind in self.columns.items() if isinstance(kind, _Guess) and n not in self.in_target}
         self._is_kept = [_KEPT.get(guesses.get(name, "")) for name in self._names]
         kinds = map(kind_of, self.stored or self.columns.values())
-        self._readers = [Reader(kind, self.values) if self.values and kind else None for kind in kinds]
+        self._readers = [Reader(kind, self._written) if self._written and kind else None for kind in kinds]
         for row in self._rows:
             values = self._values(row)
             text = self._text(values) if isinstance(values, list) else values
@@ -161,10 +165,14 @@ class Rows(Source):
             if not row.keys() <= self._known:
                 other = min(map(repr, row.keys() - self._known))
                 return Rejected(f"{other} is {self._unknown}", "")
-            return [row.get(name) for name in self._names]
-        if isinstance(row, list | tuple) and len(row) == len(self._names):
-            return list(row)
-        return Rejected(f"should be a dict, or a tuple of {len(self._names)} values", "")
+            values = [row.get(name) for name in self._names]
+        elif isinstance(row, list | tuple) and len(row) == len(self._names):
+            values = list(row)
+        else:
+            return Rejected(f"should be a dict, or a tuple of {len(self._names)} values", "")
+        if self._nulls:
+            values = [None if isinstance(value, str) and value in self._nulls else value for value in values]
+        return values
 
     def _text(self, values: list[Any]) -> str | Rejected:
         fields = []
@@ -173,9 +181,9 @@ class Rows(Source):
                 reason = f"{self.columns[name]}, the type of the first {SAMPLE} rows, may lose a part of it"
                 remedy = "give `columns` or `types`"
                 return Rejected(f"column {name}: a {type(value).__name__}; {reason}: {remedy}", "")
-            if self.values and isinstance(value, str):
+            if reader and isinstance(value, str):
                 try:
-                    value = self._read(value, self.values.null, reader)
+                    value = reader.read(value) if value else None
                 except ValueError as e:
                     return Rejected(f"column {name}: {e}", "")
             try:
@@ -183,11 +191,6 @@ class Rows(Source):
             except (psycopg.Error, ValueError, TypeError, RecursionError):
                 return Rejected(f"column {name}: PostgreSQL has no text for a {type(value).__name__} like this one", "")
         return ",".join(fields)
-
-    def _read(self, text: str, nulls: Sequence[str], reader: Reader | None) -> str | None:
-        if text in nulls or (reader and not text):
-            return None
-        return reader.read(text) if reader else text
 
     def _field(self, value: Any) -> str:
         """The value as CSV; raises an error of psycopg, or ValueError."""

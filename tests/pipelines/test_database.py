@@ -177,6 +177,15 @@ def test_arguments_say_how_the_texts_of_sqlite_are_written(sqlite: Shop, rows: R
     assert rows("SELECT at FROM t") == [(noon - timedelta(hours=3),)]
 
 
+def test_a_word_for_null_decides_no_type(sqlite: Shop, rows: Rows) -> None:
+    query = "SELECT 1 AS id, 1.5 AS v UNION SELECT 2, 'n/a'"
+    assert sqlite(query, null=["n/a"]).error is None
+    assert rows("SELECT v, pg_typeof(v)::text FROM t ORDER BY id") == [
+        (1.5, "double precision"),
+        (None, "double precision"),
+    ]
+
+
 def test_each_mode_takes_a_database(sqlite: Shop, rows: Rows, tmp_path: Path) -> None:
     query = "SELECT id, amount FROM orders"
     assert sqlite(query, mode="append", how={"crash_at": "end"}).status == "succeeded"

@@ -151,7 +151,7 @@ def test_names_and_the_header_are_as_for_text(read: Read) -> None:
     )
     assert read([1, "a"], header=False).names == ["column_1", "column_2"]
     assert read(["id", 2025, 2.5, dt.date(2026, 1, 1), True], [1, 2, 3, 4, 5]).names == [
-        *("id", "2025", "2.5", "2026-01-01", "true")
+        *("id", "2025", "2.5", "2026-01-01", "True")
     ]
 
 

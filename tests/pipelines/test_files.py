@@ -155,6 +155,11 @@ CASES: dict[str, tuple[bytes, dict[str, Any], list[tuple[str | None, ...]]]] = {
         {"header": ["id", "a", "b"], "quote": "", "escape": "\\", "null": ["\\N"]},
         [("1", "a\tb\nc\\d", None), ("2", "x\ny", "\\N")],
     ),
+    "the text form of COPY with a line end at a record's end": (
+        b"1\ta\\\n\n2\tb\n",
+        {"header": ["id", "a"], "quote": "", "escape": "\\", "null": ["\\N"]},
+        [("1", "a\n"), ("2", "b")],
+    ),
     "zeros behind the microseconds": (
         b"id,a\n1,2026-03-05T14:30:00.1234560Z\n2,2026-03-05 14:30:00.0000000\n",
         {"types": {"a": "timestamptz"}, "timezone": "UTC"},
@@ -325,12 +330,19 @@ NEEDS_DICTIONARY = bytes.fromhex("28b52ffd2339a2bd490c61000069642c760a312c616263
             {"encoding": "cp1252"},
             ["line 3: is utf-8 text, column a", "max_errors"],
         ),
+        (b"id,n\n1,-1.000\n", {"types": {"n": "int"}}, ["line 2: column n: a number with two readings; decimal"]),
         (b"1  x  too long\n", {"widths": [3, 3], "header": ["id", "a"]}, ["line 1: longer than the 6 characters"]),
     ],
 )  # fmt: skip
 def test_a_refusal(content: bytes, args: dict[str, Any], reasons: list[str], refused: Refused) -> None:
     error = refused(content, **args)
     assert all(reason in error for reason in reasons), error
+
+
+def test_a_column_of_integers_becomes_wider_for_a_fraction(load: Run, rows: Rows) -> None:
+    rows("CREATE TABLE t (id int PRIMARY KEY, n int)")
+    assert load(b"id,n\n1,1.5\n2,1e2\n", schema_change="widen", types={"n": "numeric"})
+    assert rows("SELECT n::text FROM t ORDER BY id") == [("1.5",), ("100",)]
 
 
 @pytest.mark.parametrize(

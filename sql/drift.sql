@@ -28,8 +28,11 @@ SELECT FROM pg_proc
    AND strpos(prosrc, 'home text := ' || quote_literal(current_schema())) > 0;
 
 -- name: hidden
--- A table with row security and without a policy has no row for anybody but its owner, and no statement fails.
+-- A table with row security has no row for a role without a policy that lets the role read, and no statement fails.
 SELECT relname AS name FROM pg_class c
- WHERE relnamespace = quote_ident(current_schema())::regnamespace AND relname LIKE 'dl\_%%' AND NOT relispartition
-   AND relrowsecurity AND row_security_active(oid) AND NOT EXISTS (SELECT FROM pg_policy WHERE polrelid = c.oid)
+ WHERE oid = ANY (SELECT to_regclass(name) FROM unnest(%(tables)s::text[] || 'dl_migrations'::text) name)
+   AND relrowsecurity AND row_security_active(oid)
+   AND NOT EXISTS (
+     SELECT FROM pg_policy WHERE polrelid = c.oid AND polpermissive AND polcmd IN ('r', '*')
+        AND (polroles = '{0}' OR EXISTS (SELECT FROM unnest(polroles) role WHERE pg_has_role(role, 'USAGE'))))
  ORDER BY relname;

@@ -244,6 +244,7 @@ class Schedules:
         """Make due jobs up to this monotonic instant; without a due one and without a change this runs no statement."""
         if not list(conn.notifies(timeout=0)) and now() < self.due_at:
             return
+        self.due_at = now() + RETRY_SEC  # where an error ends this
         pause = 0.0 if self._made(conn, until) else RETRY_SEC  # another reaper does it, or no job can be made
         left = [seconds for due_in in (schedules.due_in, backfills.due_in) if (seconds := due_in(conn)) is not None]
         self.due_at = now() + (max(min(left, default=math.inf), 0) or pause)

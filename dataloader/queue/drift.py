@@ -10,6 +10,7 @@ from typing import NamedTuple
 from dataloader.queue import db, fields
 from dataloader.queue.db import Row
 
+TABLES = f"{{dl_jobs, dl_job_events, {db.statements('rights.sql', 'tables')['tables']}}}"  # that a farm uses
 _SQL = db.statements("drift.sql")
 _TRIGGER = re.compile(
     r"^CREATE (?:CONSTRAINT )?TRIGGER (\w+) .*? ON (\w+)\b.*?EXECUTE FUNCTION (\w+)\(\);$", re.DOTALL | re.MULTILINE
@@ -80,8 +81,8 @@ def is_bound(conn: db.Connection) -> bool:
 
 
 def hidden(conn: db.Connection) -> list[str]:
-    """The tables whose rows this role does not see, because somebody has enabled row security and made no policy."""
-    return [row["name"] for row in _SQL.rows(conn, "hidden")]
+    """The tables whose rows this role does not see, because of row security without a policy for the role."""
+    return [row["name"] for row in _SQL.rows(conn, "hidden", tables=TABLES)]
 
 
 def shipped(text: str) -> list[Function]:

@@ -25,7 +25,8 @@ _log = structlog.get_logger("worker")
 def write(conn: Conn, runs: Collection[RunLog], at: float, are_over: bool = False) -> None:
     """Write the new lines of these runs. Raises only errors that a new session may heal; the lines then wait.
 
-    LockNotAvailable too, while another session has the table locked; lines of runs that `are_over` are dropped then.
+    LockNotAvailable too, while another session has the table locked; lines of runs that `are_over` are dropped then,
+    unless the jobs are locked too, for which the end of the runs waits.
     """
     todo = [(run, run.unwritten()) for run in runs if run.has_news]
     if not todo:
@@ -38,7 +39,9 @@ def write(conn: Conn, runs: Collection[RunLog], at: float, are_over: bool = Fals
     except psycopg.Error as e:
         for run, _ in todo:
             run.is_in_doubt = run.is_in_doubt or conn.closed
-        if db.is_passing(e) and not (are_over and isinstance(e, psycopg.errors.LockNotAvailable)):
+        if are_over and isinstance(e, psycopg.errors.LockNotAvailable):
+            conn.execute("SELECT FROM dl_jobs LIMIT 0")
+        elif db.is_passing(e):
             raise
         _log.warning("worker.logs.failed", error=str(e).strip())
     for run, unwritten in todo:

@@ -85,6 +85,20 @@ def test_a_locked_table_of_logs_holds_up_no_end_of_a_run(dsn: str, conn: Conn, r
     assert texts(conn, job.job_id) == []
 
 
+def test_locked_jobs_cost_no_line_of_a_run(dsn: str, running: Any) -> None:
+    """The end waits for the lock, and the lines with it."""
+    worker, job = running
+    run = written(job, "kept")
+    worker.conn.execute("SET lock_timeout = '50ms'")
+    with db.connect(dsn, name="operator", schema="public") as operator, operator.transaction():
+        operator.execute("LOCK TABLE dl_jobs IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            lifecycle.finish_some(
+                worker.conn, job.claimed_by, [lifecycle.Ended(job, lifecycle.Finish("succeed"), log=run)]
+            )
+    assert run.has_news
+
+
 def test_a_job_that_another_service_has_ended_keeps_its_log_as_it_is(conn: Conn, running: Any) -> None:
     _, job = running
     run = written(job, *"abc")

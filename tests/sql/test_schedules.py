@@ -282,6 +282,23 @@ def test_a_schedule_that_cannot_be_read_has_an_error_and_can_be_shown(conn: Conn
     assert error in schedules.listed(conn)[0]["words"]
 
 
+def test_a_schedule_that_meets_a_limit_of_the_server_stops_no_other(conn: Conn) -> None:
+    add(conn, "limited")
+    add(conn, "nightly")
+    conn.execute(
+        """
+        CREATE FUNCTION limited() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN RAISE EXCEPTION 'no room for a lock' USING ERRCODE = '53200'; END $$;
+        CREATE TRIGGER limited BEFORE INSERT ON dl_jobs FOR EACH ROW WHEN (NEW.lock_key = 'limited')
+        EXECUTE FUNCTION limited();
+        UPDATE dl_schedules SET job = job || '{"lock_key": "limited"}' WHERE name = 'limited'
+        """
+    )
+    limited, nightly = tick(conn, at(3))
+    assert "no room for a lock" in (limited.error or "")
+    assert (nightly, tick(conn, at(3))) == (plan.Made("nightly", 1), [])
+
+
 def test_a_full_queue_takes_no_job_of_a_schedule_and_the_due_time_stays_due(conn: Conn) -> None:
     add(conn)
     operations.limit_length(conn, "q", 0, "me")

@@ -85,7 +85,7 @@ class Plans(db.Statements):
                 present = self.first(conn, "lock_due", **due)
                 return make(present) if present else None
         except Exception as e:  # also what users' hooks raise
-            if present is None or conn.closed or db.is_outage(e):
+            if present is None or conn.closed or (db.is_outage(e) and not db.is_limit(e)):
                 raise
             if db.is_passing(e):
                 retry_sec = min(retry_sec, CONTENDED_SEC)

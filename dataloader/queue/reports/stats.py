@@ -17,7 +17,7 @@ import psycopg
 
 from dataloader import log, periods
 from dataloader.model.plans import OVERDUE_SEC
-from dataloader.queue import cursor, db, lifecycle
+from dataloader.queue import cursor, db, drift, lifecycle
 from dataloader.queue.db import Conn, Row
 from dataloader.queue.fields import FILTERS
 from dataloader.queue.job import DEAD, FINAL, KINDS, TALLIED, Status
@@ -59,7 +59,6 @@ UNSORTED = 500  # dead jobs that a list sorts, of all queues
 FOUND = 20_000  # jobs that a search by id or arguments may read by an index for a page
 _SQL = db.statements("stats.sql", "live", "of_settings", "keys_of", "deliveries")
 _SEARCH = db.statements("search.sql")
-_TABLES = f"{{dl_jobs, dl_job_events, {db.statements('rights.sql', 'tables')['tables']}}}"  # of a farm
 QUEUED = frozenset({"ready", "scheduled", "blocked"})
 _CHANGED = "{changed_at}"
 # The sources of lists (search.sql): when their jobs changed, and what these may count as; the last two are of searches.
@@ -226,7 +225,7 @@ def fitness(conn: Conn, reaper_period_sec: float = 0.0) -> Row:
     A reaper without a statement for three periods and for REAPER_SILENT_SEC counts as absent.
     """
     reaper_sec = max(REAPER_SILENT_SEC, 3 * reaper_period_sec)
-    row = _SQL.rows(conn, "fitness", tables=_TABLES, reaper_sec=reaper_sec, full_sec=DISK_FULL_SEC)[0]
+    row = _SQL.rows(conn, "fitness", tables=drift.TABLES, reaper_sec=reaper_sec, full_sec=DISK_FULL_SEC)[0]
     is_full = monotonic() - db.Connection.disk_full_at < DISK_FULL_SEC
     return row | {"disk_full": is_full or row["disk_full"]}
 

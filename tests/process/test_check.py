@@ -310,7 +310,7 @@ def test_a_role_from_which_row_security_hides_the_rows(check: Check, own_db: str
     """Such a farm saw an empty queue; with a policy, somebody has thought of it."""
     grant_all(own_db, role)
     execute(own_db, "CREATE TABLE dl_of_another_program ()")
-    execute(own_db, "GRANT ALL ON dl_of_another_program TO {}", role)
+    execute(own_db, "GRANT ALL ON dl_of_another_program TO PUBLIC")
     execute(own_db, "ALTER TABLE dl_of_another_program ENABLE ROW LEVEL SECURITY")
     assert check(dl_db_dsn=role).status == 0
     execute(own_db, f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")

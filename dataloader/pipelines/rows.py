@@ -314,7 +314,11 @@ class TypedFile(FileSource):
                 raise self.error(number, f"the first rows have no column {new}: name it in `types`")
             # Most rows have the columns in their order: this loop runs once for each value.
             values = row.values() if list(row) == names else map(row.get, names)
-            written = [field[type(value)](value) for field, value in zip(fields, values, strict=True)]
+            try:
+                written = [field[type(value)](value) for field, value in zip(fields, values, strict=True)]
+            except RecursionError:
+                yield number, Rejected("nested too deeply", "")
+                continue
             text = ",".join(written)
             if (not text.isascii() or "\0" in text) and (unfit := _UNFIT.search(text)):
                 column = next(name for name, field in zip(names, written, strict=True) if unfit[0] in field)

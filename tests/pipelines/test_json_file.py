@@ -142,6 +142,11 @@ def test_a_line_without_an_object_is_named_wherever_the_text_is_cut(read: Read, 
     assert (number, reason) == (before + 1, "no valid JSON: Expecting value")
 
 
+def test_a_value_that_is_nested_too_deeply_to_be_written_is_refused(read: Read) -> None:
+    file = read('{"id": 1, "v": ' + "[" * 800 + "]" * 800 + '}\n{"id": 2, "v": []}')
+    assert [isinstance(text, Rejected) for _, text in file.records(file.begin)] == [True, False]
+
+
 def test_one_object_around_all_rows_is_refused_by_its_length(
     loaded: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

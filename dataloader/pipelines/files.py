@@ -483,6 +483,7 @@ class _Shape:
         )
         self.tail = "".join(out + csv_file.field(constants[name], out) for name in whole.columns if name in constants)
         self.lines = len(whole.lines)
+        self.has_added_alone = not self._order
         # The columns of a file of Arrow, if their values pass as they are.
         self.places = [at for _, at, reader in self._order if at is not None and not (reader or '"' in words)]
         # The words that blocks may have, and how they are found behind these marks.
@@ -773,13 +774,14 @@ class Shaped(Source):
         while True:
             base, shape, number = self._bases[-1][0], self._shape, 0
             is_plain, is_plain_quoted, tail, lines = shape.is_plain, shape.is_plain_quoted, shape.tail, shape.lines
+            begin = len(self.delimiter) * shape.has_added_alone
             with undamaged(self._entries[self._at].name):
                 for number, text in records:
                     if isinstance(text, str):
                         if not (is_plain_quoted if '"' in text else is_plain)(text):
                             text = shape.shaped(text)
                         if (tail or lines) and isinstance(text, str):
-                            text += tail + f"{self.delimiter}{number}" * lines
+                            text = (text + tail + f"{self.delimiter}{number}" * lines)[begin:]
                     yield base + number, text
             self._inner.require_unchanged()
             if self._at + 1 == len(self._entries):

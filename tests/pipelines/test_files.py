@@ -131,6 +131,11 @@ CASES: dict[str, tuple[bytes, dict[str, Any], list[tuple[str | None, ...]]]] = {
         {"add": {"of": "file", "at": "line"}},
         [("1", "x", "f.csv", "2"), ("2", "y", "f.csv", "3")],
     ),
+    "added alone": (
+        b"id,a\n1,x\n2,y\n",
+        {"add": {"of": "file", "at": "line"}, "select": ["of"], "key": ["at"]},
+        [("f.csv", "2"), ("f.csv", "3")],
+    ),
     "empty columns behind the last": (b"id,a\n1,x,,\n2,y\n", {}, [("1", "x"), ("2", "y")]),
     "files put together": (b"\xef\xbb\xbfid,a\r\n1,x\r\n\xef\xbb\xbfid,a\r\n2,y\r\n\x1a", {}, [("1", "x"), ("2", "y")]),
     "marks before quotes": (

@@ -25,18 +25,15 @@ import shutil
 import socket
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 import psycopg
+from api_app import listening
 from click.testing import CliRunner
-from flask import Flask
 from psycopg.conninfo import make_conninfo
-from werkzeug.serving import make_server
 
 import dataloader
 from dataloader import embedded, log
@@ -173,7 +170,7 @@ def over_http(dsn: str, jobs: dict[str, str]) -> list[dict[str, Any]]:
 def over_command_line(dsn: str, jobs: dict[str, str], direct: bool = False) -> list[dict[str, Any]]:
     """The answers to cli_calls.txt, from the API or from the database."""
     records, mask = list[dict[str, Any]](), Placeholders(jobs)
-    with application(dsn) as app, served(app) as url:
+    with application(dsn) as app, listening(app) as url:
         for line, record in calls("cli_calls.txt"):
             words, _, given = mask.filled(line).partition(" <<< ")
             token, *words = shlex.split(words) if words.startswith("@") else ["@all", *shlex.split(words)]
@@ -184,19 +181,6 @@ def over_command_line(dsn: str, jobs: dict[str, str], direct: bool = False) -> l
             record |= {"exit": done.exit_code, "stdout": mask.answer(done.stdout), "stderr": mask.answer(done.stderr)}
             records.append(record)
     return records
-
-
-@contextmanager
-def served(app: Flask) -> Iterator[str]:
-    """The URL of this application."""
-    server = make_server("127.0.0.1", 0, app, threaded=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.port}"
-    finally:
-        server.shutdown()
-        thread.join()
 
 
 def helps(command: click.Command = command_line, path: str = "dataloader") -> Iterator[str]:

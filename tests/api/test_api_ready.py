@@ -3,9 +3,9 @@
 import html
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from time import monotonic, time
 from typing import Any
 
@@ -110,13 +110,19 @@ def test_a_refused_connection_has_the_servers_reason(refused: Refused, own_db: s
         until(lambda: _status(app) == 200, "the API to be content")
 
 
+@contextmanager
+def of_role(own_db: str, role: str) -> Iterator[tuple[Flask, db.Connection, str]]:
+    """The API of a farm's role, a connection of the owner, and the role's name."""
+    name = str(conninfo_to_dict(role)["user"])
+    with running(role) as app, db.connect(own_db, name="test", schema="public") as conn:
+        migrations.grant(own_db, "public", [("farm", name)])
+        yield app, conn, name
+
+
 def test_a_role_without_the_rights_to_add_and_end_jobs(
     own_db: str, make_role: Callable[[str], str], refused: Refused
 ) -> None:
-    role = make_role(own_db)
-    name = conninfo_to_dict(role)["user"]
-    with running(role) as app, db.connect(own_db, name="test", schema="public") as conn:
-        migrations.grant(own_db, "public", [("farm", str(name))])
+    with of_role(own_db, make_role(own_db)) as (app, conn, name):
         until(lambda: _status(app) == 200, "the API to be ready")
         for right in (
             "INSERT ON dl_jobs",
@@ -138,10 +144,7 @@ def test_a_role_without_the_rights_to_add_and_end_jobs(
 def test_a_table_that_the_role_may_not_read_or_that_is_gone(
     own_db: str, make_role: Callable[[str], str], refused: Refused
 ) -> None:
-    role = make_role(own_db)
-    name = conninfo_to_dict(role)["user"]
-    with running(role) as app, db.connect(own_db, name="test", schema="public") as conn:
-        migrations.grant(own_db, "public", [("farm", str(name))])
+    with of_role(own_db, make_role(own_db)) as (app, conn, name):
         conn.execute(f"REVOKE SELECT ON dl_workers FROM {name}")
         assert "lacks SELECT on dl_workers." in refusal(app.test_client(), refused, "database")["detail"]
         for page in ("/", "/api/v1/workers"):

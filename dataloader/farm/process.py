@@ -199,7 +199,10 @@ def kill_group(pid: int) -> None:
 
 def outcome(code: int) -> str:
     """The end of a process in words, by its exit code or, where negative, its signal."""
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+    if code >= 0:
+        return f"ended with status {code}"
+    names = {each.value: each.name for each in signal.Signals}  # of the real-time signals only two have names
+    return f"was ended by {names.get(-code, f'signal {-code}')}"
 
 
 def children(pid: int) -> list[int]:

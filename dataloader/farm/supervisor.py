@@ -280,11 +280,15 @@ class Supervisor:
         slot = next((slot for slot in self._shared.slots if slot.state == State.FREE), None)
         if slot is None:
             return  # every dead worker's jobs wait for the keeper: the database is away
-        slot.take(self._numbers.setdefault(queues, len(self._numbers)), self._reloads)
-        self._set_limits(slot)
-        # A memory file for the stacks of the worker's threads, which the worker dumps at SIGTTIN.
-        stacks = slot.stacks = os.memfd_create("stacks", os.MFD_CLOEXEC)
+        try:  # a memory file for the stacks of the worker's threads, which the worker dumps at SIGTTIN
+            stacks = os.memfd_create("stacks", os.MFD_CLOEXEC)
+        except OSError as e:
+            self._has_no_room("worker", self._backoffs[queues], e)
+            return
         fcntl.fcntl(stacks, fcntl.F_SETFL, os.O_APPEND)
+        slot.take(self._numbers.setdefault(queues, len(self._numbers)), self._reloads)
+        slot.stacks = stacks
+        self._set_limits(slot)
 
         def main() -> int:
             faulthandler.register(signal.SIGTTIN, stacks, all_threads=True)
@@ -307,21 +311,30 @@ class Supervisor:
         try:
             return process.fork(child)
         except OSError as e:
-            pause_sec = backoff.failed(by_itself=True)
-            self._log.error("supervisor.start.failed", what=role, pause_sec=pause_sec, error=str(e))
+            self._has_no_room(role, backoff, e)
             return None
+
+    def _has_no_room(self, role: str, backoff: Backoff, error: OSError) -> None:
+        pause_sec = backoff.failed(by_itself=True)
+        self._log.error("supervisor.start.failed", what=role, pause_sec=pause_sec, error=str(error))
 
     def _reload(self) -> None:
         """Take new settings; older workers leave one by one after their runs, each for a successor that is ready."""
         try:
-            self.settings = self._load()
+            settings = self._load()
+            wish, room = wished(settings), len(self._shared.slots)
+            if wish.total() + len(wish) > room:
+                raise ConfigError(
+                    f"WORKERS_JSON: this supervisor has room for {room} workers and a successor of each kind, and not"
+                    f" for {wish.total()} workers: restart the farm"
+                )
         except ConfigError as e:
             self._log.error("supervisor.reload.refused", error=str(e))
             self._unproven, self._failing = set(), set()
             self._note_reload(str(e))
             return
-        log.configure(self.settings)
-        self._wish = wished(self.settings)
+        log.configure(settings)
+        self.settings, self._wish = settings, wish
         self._reloads += 1
         for child in self._workers.values():
             self._set_limits(child.slot)

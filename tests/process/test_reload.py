@@ -13,6 +13,7 @@ from uuid import UUID
 import pytest
 from farming import Farm, Program, until
 
+from dataloader.farm.supervisor import SLOTS_LEAST
 from dataloader.queue import lifecycle, operations
 from dataloader.queue.reports import alerts, stats
 
@@ -245,6 +246,14 @@ def test_hup_with_a_wrong_setting_changes_nothing(farm: Farm) -> None:
     assert "did not succeed: WORKERS_JSON" in shown
     reload(wish(q=1))
     until(lambda: shown_refusals(farm) == [], "them to be content again")
+
+
+def test_hup_with_more_workers_than_there_is_room_for_is_refused(farm: Farm) -> None:
+    program, reload = with_dotenv(farm, wish(q=1))
+    reload(wish(q=1, other=SLOTS_LEAST))
+    (refused,) = program.logged("supervisor.reload.refused")
+    assert f"{SLOTS_LEAST + 1} workers" in refused["error"]
+    farm.wait(farm.enqueue("noop"), "succeeded")
 
 
 def test_ttin_logs_the_stacks_even_of_a_worker_that_holds_the_gil(farm: Farm) -> None:

@@ -24,6 +24,14 @@ from dataloader.queue.job import Delivery, End, Job
 JOB = Job(uuid4(), "q", "t", "{}", None, "key", "", 1, 5, 60, None, 1, "host:1:a", None)
 
 
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(0, "ended with status 0"), (-9, "was ended by SIGKILL"), (-(signal.SIGRTMIN + 3), "was ended by signal 37")],
+)
+def test_every_end_of_a_process_has_words(code: int, words: str) -> None:
+    assert identity.outcome(code) == words
+
+
 @pytest.fixture
 def still(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of slots stands still, so that a busy machine reaches no deadline of a test."""

@@ -56,7 +56,7 @@ GAP_SEC = 1.0  # from the loss of a session to an answer in the next one: no lea
 RETRY_SEC = 1.0  # before the next try of plans that did not finish in time, or that another reaper has locked
 SILENCE_SEC = periods.seconds("SILENCE_SEC", 5.0)  # a database that needs longer for the simplest answer was away
 
-Duty = Callable[[db.Connection, float], object]  # until a monotonic instant, as far as the duty has no end of its own
+Duty = Callable[[db.Connection, Callable[[], bool]], object]  # while the function returns True
 Log = structlog.stdlib.BoundLogger
 
 
@@ -144,15 +144,15 @@ class Reaper:
         memory = Memory()
         patience_sec = PATIENCE_SEC + settings.pg_connect_timeout
         period_sec, days = settings.dl_reaper_period_sec, settings.dl_retention_days
-        # Each with the share of a round that it may take; a duty without a share stops by itself.
+        # Each with the share of a round after which it begins no other piece; an order to stop ends it as early.
         self._duties: tuple[tuple[str, Duty, float], ...] = (
-            ("reap", lambda conn, _: reap(conn, log, self._uptime, patience_sec), 1),
+            ("reap", lambda conn, may_go_on: reap(conn, log, self._uptime, patience_sec, may_go_on), 1),
             ("unpark", lambda conn, _: unpark(conn, memory), 1),
             ("let_in", lambda conn, _: lifecycle.let_in(conn), 1),
             ("cleanups", lambda conn, _: clean_up(conn, log), 1),
-            ("roll", lambda conn, until: aggregate(conn, log, until), 0.3),
+            ("roll", lambda conn, may_go_on: aggregate(conn, log, may_go_on), 0.3),
             ("watch", lambda conn, _: watch(conn, log, memory, period_sec), 1),
-            ("predict", lambda conn, until: predict(conn, log, memory, until), 0.2),
+            ("predict", lambda conn, may_go_on: predict(conn, log, memory, may_go_on), 0.2),
             ("alerts", self._publish_alerts, 1),
             ("log_days", lambda conn, _: keep_log_days(conn, log, memory, days), 1),
             ("prune", self._prune, 0.8),
@@ -171,10 +171,13 @@ class Reaper:
     def _do(self, name: str, duty: Duty, until: float = math.inf) -> None:
         """Do a duty, up to TRIES times where the session is lost; another failure is logged, and the round goes on."""
 
+        def may_go_on() -> bool:
+            return now() < until and not self._signals.received
+
         def guarded(session: Plain) -> None:
             # Where `reap` meets a limit, heartbeats may meet it too, and living workers need time afterwards.
             with going_on(session.conn, self._log, f"reaper.{name}.failed", over_limits=name != "reap"):
-                duty(session.conn, until)
+                duty(session.conn, may_go_on)
 
         for _ in range(TRIES):
             if self._signals.received:
@@ -205,17 +208,17 @@ class Reaper:
             self._log.info("reaper.started")
             notify_ready()
 
-    def _publish_alerts(self, conn: db.Connection, _: float) -> None:
+    def _publish_alerts(self, conn: db.Connection, _: object) -> None:
         if published := webhooks.publish(conn, Rules.of(self._settings)):
             self._log.info("reaper.alerts.told", count=published)
 
-    def _prune(self, conn: db.Connection, until: float) -> None:
+    def _prune(self, conn: db.Connection, may_go_on: Callable[[], bool]) -> None:
         """Delete jobs that ended DL_RETENTION_DAYS ago, in batches; other sessions have most of the time."""
         if (days := self._settings.dl_retention_days) is None:
             return
         started, pruned = now(), 0
         since, size = "-infinity", PRUNE_BATCH[1]
-        while now() < until and not self._signals.received:
+        while may_go_on():
             sent = now()
             deleted, since = lifecycle.prune(conn, days * DAY_SEC, since, size)
             seconds = now() - sent
@@ -240,18 +243,18 @@ class Schedules:
         self._served: list[str] = []  # the schedules of a round that had no time for all
         self.due_at = -math.inf  # the monotonic time of the next check
 
-    def make(self, conn: db.Connection, until: float = math.inf) -> None:
-        """Make due jobs up to this monotonic instant; without a due one and without a change this runs no statement."""
+    def make(self, conn: db.Connection, may_go_on: Callable[[], bool]) -> None:
+        """Make due jobs while that may go on; without a due one and without a change this runs no statement."""
         if not list(conn.notifies(timeout=0)) and now() < self.due_at:
             return
         self.due_at = now() + RETRY_SEC  # where an error ends this
-        pause = 0.0 if self._made(conn, until) else RETRY_SEC  # another reaper does it, or no job can be made
+        pause = 0.0 if self._made(conn, may_go_on) else RETRY_SEC  # another reaper does it, or no job can be made
         left = [seconds for due_in in (schedules.due_in, backfills.due_in) if (seconds := due_in(conn)) is not None]
         self.due_at = now() + (max(min(left, default=math.inf), 0) or pause)
         if list(conn.notifies(timeout=0)):  # it came during a statement, and ends no wait
             self.due_at = -math.inf
 
-    def _made(self, conn: db.Connection, until: float) -> bool:
+    def _made(self, conn: db.Connection, may_go_on: Callable[[], bool]) -> bool:
         """Make the jobs of schedules that are due, and one bunch of the backfills'; whether there was one."""
         try:
             hooks.load(self._settings.dl_hooks)  # without the functions around the adding of jobs none is made
@@ -267,7 +270,7 @@ class Schedules:
                 self._log.warning("reaper.schedule.failed", schedule=made.name, error=made.error)
             else:
                 self._log.info("reaper.schedule.made", schedule=made.name, jobs=made.jobs, skipped=made.skipped)
-            if now() >= until:  # leases that have run out are not to wait for thousands of schedules
+            if not may_go_on():  # leases that have run out are not to wait for thousands of schedules
                 break
         if bunch := backfills.tick(conn, lease_ttl_sec):
             if bunch.error:
@@ -295,7 +298,7 @@ def going_on(conn: db.Connection, log: Log, event: str, over_limits: bool = True
 # --- the duties ---
 
 
-def reap(conn: db.Connection, log: Log, uptime: Uptime, patience_sec: float) -> None:
+def reap(conn: db.Connection, log: Log, uptime: Uptime, patience_sec: float, may_go_on: Callable[[], bool]) -> None:
     """One round: recover every expired lease in a transaction of its own, then wake all due rows."""
     sent = now()
     clock = lifecycle.clock(conn)
@@ -306,13 +309,13 @@ def reap(conn: db.Connection, log: Log, uptime: Uptime, patience_sec: float) -> 
     if uptime.jump_sec:
         log.warning("reaper.clock.jumped", forwards_sec=round(uptime.jump_sec, 1))
     taken: Counter[str] = Counter()
-    while job := lifecycle.reap(conn, up_sec, patience_sec):
+    while may_go_on() and (job := lifecycle.reap(conn, up_sec, patience_sec)):
         taken[str(job.status)] += 1
         logs.metric("job.run", job_id=str(job.job_id), outcome="expired", status=job.status)
         log.warning("reaper.job.taken", job_id=str(job.job_id), status=job.status)
     if taken:
         log.warning("reaper.requeued", count=taken.total(), **taken)
-    while lifecycle.wake(conn, WAKE_BATCH) >= WAKE_BATCH:
+    while may_go_on() and lifecycle.wake(conn, WAKE_BATCH) >= WAKE_BATCH:
         pass
 
 
@@ -332,11 +335,11 @@ def clean_up(conn: db.Connection, log: Log) -> None:
     cleanups.forget(conn)
 
 
-def aggregate(conn: db.Connection, log: Log, until: float) -> None:
-    """Aggregate new rows of the journal until a monotonic instant; the next round goes on with the rest."""
-    while (rolled := stats.aggregate(conn)) >= stats.AGGREGATED and now() < until:
+def aggregate(conn: db.Connection, log: Log, may_go_on: Callable[[], bool]) -> None:
+    """Aggregate new rows of the journal; the next round goes on with the rest."""
+    while (rolled := stats.aggregate(conn)) >= stats.AGGREGATED and may_go_on():
         pass
-    while runs.fold(conn) >= runs.FOLDED and now() < until:
+    while runs.fold(conn) >= runs.FOLDED and may_go_on():
         pass
     if rolled == stats.ANEW:
         log.warning("reaper.roll.anew", why="the sequence of dl_job_events has been set back")
@@ -363,9 +366,9 @@ def watch(conn: db.Connection, log: Log, memory: Memory, period_sec: float) -> N
     memory.held = holder
 
 
-def predict(conn: db.Connection, log: Log, memory: Memory, until: float) -> None:
-    """Note when jobs will end, queue by queue until a monotonic instant, all queues once in PREDICT_SEC."""
-    while memory.predict_at <= now() < until:
+def predict(conn: db.Connection, log: Log, memory: Memory, may_go_on: Callable[[], bool]) -> None:
+    """Note when jobs will end, queue by queue, all queues once in PREDICT_SEC."""
+    while memory.predict_at <= now() and may_go_on():
         after = memory.predicted
         memory.predicted, memory.predict_at = "", now() + PREDICT_SEC  # behind the last queue, and after a failure
         if (noted := predictions.note(conn, after)) is None:

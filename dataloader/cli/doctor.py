@@ -313,6 +313,9 @@ def _waiting(case: Case) -> Iterator[Finding]:
         if silences:
             silence = screen.duration(min(silences).total_seconds())
             yield Finding(waiting.stuck(len(silences), len(case.live), silence), ("ps",))
+        states = [(each.state, each.started_at) for each in case.live]
+        if text := waiting.starting(job.queue, states, case.now):
+            yield Finding(text, ("ps",))
     if case.queue and case.queue.paused_at and reason != "paused":
         yield Finding(f"Besides, the queue {job.queue} is paused.", ("resume", job.queue))
     if case.held:

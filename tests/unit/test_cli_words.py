@@ -271,6 +271,14 @@ def test_doctor_says_that_the_workers_are_stuck() -> None:
     assert any("reported nothing for 12 min, so it counts as stuck" in each.text for each in hangs)
 
 
+def test_doctor_says_that_all_workers_hang_in_their_start() -> None:
+    early = NOW - timedelta(minutes=12)
+    live = [filled(Worker, is_live=True, state="starting", started_at=early)] * 2
+    waits = a_job("queued", waiting_for={"reason": "worker", "queue": "q", "workers": 2, "ahead": 9})
+    finding = [*doctor.diagnose(case(waits, live=live))][-1]
+    assert finding == ("No worker of queue q has finished its start for 12 min.", ("ps",))
+
+
 def case(job: Job, *runs: Attempt, **more: Any) -> doctor.Case:
     given: dict[str, Any] = {"queue": filled(Queue, queue="q"), "serving": ["q"], "worker": None, "held": None}
     given |= {"events": [], "silent": [], "live": [], "now": NOW}

@@ -121,9 +121,13 @@ def test_what_is_wrong_is_said_the_gravest_first() -> None:
     silent = {"is_live": False, "state": "busy", "host": "vm-2"}
     assert of([silent, silent]) == ["2 workers have not been heard of (vm-2)."]
     assert of([silent | {"state": "dead"}]) == []
-    fine = {"is_live": True, "state": "busy", "queue": "q"}
+    fine = {"is_live": True, "state": "busy", "queues": ["q"], "started_at": NOW, "seen_at": NOW}
     hangs = fine | {"state": "stuck", "seen_at": NOW, "reported_at": NOW - timedelta(minutes=12)}
     assert of([hangs, fine]) == ["1 of 2 workers has reported nothing for 12 min."]
+    starts = fine | {"queues": ["q"], "state": "starting", "started_at": NOW - timedelta(minutes=3), "seen_at": NOW}
+    assert of([starts, starts]) == ["No worker of queue q has finished its start for 3 min."]
+    assert of([starts, starts | {"started_at": NOW - timedelta(seconds=5)}]) == []  # they are being replaced
+    assert of([starts, starts | {"state": "idle"}]) == []
     # docs/alerts.md: critical
     assert of([hangs], paused_at=NOW, paused_by=None, dead=1)[0] == "1 job is dead in queue q."
     assert {alert.page for alert in alerts.farm_alerts({"queues": []}, [hangs], POSTGRES, ())} == {"workers"}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from dataloader.queue.reports.words import duration
+
+START_LONG = timedelta(minutes=1)  # more than a start with large libraries takes
 
 
 def words(waiting_for: dict[str, Any] | None, now: datetime) -> str:
@@ -110,3 +113,11 @@ def stuck(count: int, workers: int, silence: str) -> str:
     """The sentence that so many of these workers run jobs that have sent no report for so long."""
     whose = f"{count} of {workers} worker{'' if workers == 1 else 's'}"
     return f"{whose} {'has' if count == 1 else 'have'} reported nothing for {silence}."
+
+
+def starting(queue: str, workers: Sequence[tuple[str, datetime | None]], now: datetime) -> str:
+    """The sentence that all workers of a queue, by state and start, have been starting for long; else ""."""
+    starts = [began for state, began in workers if state == "starting" and began is not None]
+    if not starts or len(starts) < len(workers) or now - max(starts) < START_LONG:
+        return ""
+    return f"No worker of queue {queue} has finished its start for {duration(now - max(starts))}."

@@ -186,12 +186,15 @@ SELECT job_id, greatest(0, extract(epoch FROM clock_timestamp() - greatest(avail
 
 -- name: beat
 -- running -> running: leases are renewed; progress and the regular journal row are of the first job. Heap-only: changes no
--- indexed column. Rows are locked in the order of `request_cancel`.
+-- indexed column. Rows are locked in the order of `request_cancel`, each after the filter has bounded the wait for it.
 WITH renewed AS (
   UPDATE dl_jobs j SET heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => lease_ttl_sec),
          progress = CASE WHEN j.job_id = (%(job_ids)s::uuid[])[1] THEN coalesce(%(progress)s::jsonb, progress) ELSE progress END
     FROM unnest(%(job_ids)s::uuid[], %(attempts)s::int[]) AS run (job_id, attempt)
-   WHERE j.job_id = ANY (ARRAY(SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR NO KEY UPDATE))
+   WHERE j.job_id = ANY (ARRAY(
+           SELECT job_id FROM dl_jobs
+            WHERE job_id = ANY (%(job_ids)s) AND set_config('lock_timeout', %(lock_ms)s, true) IS NOT NULL
+            ORDER BY job_id FOR NO KEY UPDATE))
      AND j.job_id = run.job_id AND j.attempt = run.attempt AND claimed_by = %(claimed_by)s AND status::text = 'running'
   RETURNING j.job_id, queue, j.attempt, progress, cancel_requested),
 journal AS (

@@ -25,7 +25,7 @@ from dataloader.farm.capture import Capture
 from dataloader.farm.process import EXIT_FENCED, drain_pipe, now, readable
 from dataloader.farm.session import Lost, Session, read
 from dataloader.farm.slots import TOOK_LONGER, Reason, Slot, stop_reason
-from dataloader.queue import lifecycle, logs
+from dataloader.queue import db, lifecycle, logs
 from dataloader.queue.job import Checkpoint, Delivery, End, as_progress, beat_interval, to_json
 
 CHECK_SEC = 0.005  # between two checks of a run's deadlines
@@ -253,7 +253,11 @@ class Heartbeat(threading.Thread):
             if (written := capture.run) is not None and written.has_news and now() >= capture.write_at:
                 # Before the write: another session may have locked the table, and beats are not to wait for it.
                 places, capture.write_at = capture.places(), now() + LOGS_AGAIN_SEC
-                logs.write(session.conn, [written], now())
+                with session.conn.transaction():
+                    # A wait for the table fails before the wait for the answer, which would cost the session.
+                    patience = session.conn.answer_within
+                    db.give_up_after(session.conn, patience, lock_sec=patience / 2)
+                    logs.write(session.conn, [written], now())
                 return capture.written(written, places)
             if lease.began < now() - TICK_SEC:
                 lease.slot.ahead = 0  # this thread is alive: the keeper need not do it
@@ -273,19 +277,20 @@ class Heartbeat(threading.Thread):
 
     def _beat(self, lease: Lease, session: lifecycle.Session, has_news: bool, is_beat_due: bool) -> None:
         """Renew the lease and hear of a cancellation; write the news: at once, later ones every PROGRESS_SEC."""
-        jobs, document = lease.delivery.jobs, None
+        jobs, document, progress = lease.delivery.jobs, None, lease.progress
         if has_news:
             lease.progress_at = now() + PROGRESS_SEC
             checkpoint = lease.checkpoint
             if checkpoint is not None and checkpoint is not lease.written:
                 lifecycle.keep_checkpoint(session.conn, lease.job, checkpoint)
                 lease.written = checkpoint
-            progress, lease.progress = lease.progress, None
             document = to_json(log.without_known(as_progress(progress))) if progress else None
             if progress and document is None:
                 self._log.warning("progress.dropped", job_id=str(lease.job.job_id), why="not JSON, or too large")
-        sent, written = now(), lease.written
-        answer = lifecycle.beat(session.conn, jobs, document, journal=is_beat_due)
+        sent, written, lock_sec = now(), lease.written, session.conn.answer_within / 2
+        answer = lifecycle.beat(session.conn, jobs, document, journal=is_beat_due, lock_sec=lock_sec)
+        if has_news and lease.progress is progress:  # a beat that fails leaves it to the next one
+            lease.progress = None
         if answer is None:
             end = End.GONE if len(jobs) == 1 else End.HANDED_BACK  # the others' claims may hold
             lease.give_up(end, "the claim belongs to another worker", within=LOST_SEC)

@@ -365,9 +365,13 @@ def waits(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, float]:
     return dict(_all(conn, "waits", job_ids=list(job_ids)))
 
 
-def beat(conn: Conn, jobs: Sequence[Job], progress: str | None, journal: bool) -> bool | None:
-    """Renew the leases of a run's jobs, with the first one's progress; True: it should stop, None: a claim is over."""
-    ((held, cancel_requested),) = _all(conn, "beat", **_claims_of(jobs), progress=progress, journal=journal)
+def beat(conn: Conn, jobs: Sequence[Job], progress: str | None, journal: bool, lock_sec: float = 5) -> bool | None:
+    """Renew the leases of a run's jobs, with the first one's progress; True: it should stop, None: a claim is over.
+
+    Raises LockNotAvailable where another session keeps a row locked for `lock_sec`.
+    """
+    facts = {"progress": progress, "journal": journal, "lock_ms": str(int(lock_sec * 1_000))}
+    ((held, cancel_requested),) = _all(conn, "beat", **_claims_of(jobs), **facts)
     return cancel_requested if held == len(jobs) else None
 
 

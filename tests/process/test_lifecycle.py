@@ -1,5 +1,6 @@
 """The farm's life: drain, lost sessions, silence, orphans, workers that die, pruning. Real processes and signals."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -165,8 +166,8 @@ def test_a_stuck_worker_is_killed_after_dl_stall_sec(farm: Farm) -> None:
 
 
 def test_a_locked_table_of_logs_stops_neither_the_beats_nor_the_keeper(farm: Farm, own_db: str) -> None:
-    """A run whose output cannot be written is not stalled; when its worker dies, its job comes back at once."""
-    program = farm.ready(workers=1, dl_stall_sec=3, dl_periods='{"WORKER_LOCK_SEC": 0.5}')
+    """A run whose output cannot be written keeps its session; when its worker dies, its job comes back at once."""
+    program = farm.ready(workers=1, dl_stall_sec=3)
     job = farm.enqueue("prints_on")
     until(lambda: farm.rows("SELECT FROM dl_job_logs"), "its first lines")
     beats = set()
@@ -174,8 +175,19 @@ def test_a_locked_table_of_logs_stops_neither_the_beats_nor_the_keeper(farm: Far
         operator.execute("LOCK TABLE dl_job_logs IN SHARE MODE")
         until(lambda: beats.update(farm.rows("SELECT heartbeat_at FROM dl_jobs")) or len(beats) > 5, "five beats")
         assert not program.events("supervisor.worker.killed")
+        assert not program.events("farm.database.lost")
         program.workers()[0].kill()
         until(lambda: "requeue" in farm.story(job), "the keeper")
+
+
+def test_a_row_that_is_locked_for_longer_than_a_heartbeat_costs_its_run_no_session(farm: Farm, own_db: str) -> None:
+    program = farm.ready(workers=1)
+    job = LongJob(farm)
+    with psycopg.connect(own_db) as operator:
+        operator.execute("SELECT FROM dl_jobs FOR UPDATE")
+        time.sleep(4)  # two beats, each with its wait for the row and a second of rest
+    job.ends_well()
+    assert not program.events("farm.database.lost")
 
 
 def test_i4_workers_of_a_killed_supervisor_drain_and_the_keeper_leaves_last(farm: Farm) -> None:
@@ -248,26 +260,35 @@ def test_a_dead_keeper_is_replaced_and_settles_what_it_finds(farm: Farm) -> None
     assert program.stop() == 0
 
 
-NO_FORK = """
+NO_ROOM = """
 import os
-fork, no_room = os.fork, {name!r}
+call = os.{call}
 
-def fork_if_there_is_room():
-    if os.path.exists(no_room):
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-    return fork()
+def call_if_there_is_room(*arguments):
+    if os.path.exists({name!r}):
+        raise OSError({number}, os.strerror({number}))
+    return call(*arguments)
 
-os.fork = fork_if_there_is_room
+os.{call} = call_if_there_is_room
 """
 
 
-@pytest.mark.parametrize("title", ["dataloader: worker", "dataloader: keeper"])
-def test_a_supervisor_that_cannot_fork_keeps_its_workers_and_tries_again(farm: Farm, title: str) -> None:
-    """The host, or the limit of its container, has no room for another process."""
+@pytest.mark.parametrize(
+    ("title", "call", "number"),
+    [
+        ("dataloader: worker", "fork", errno.EAGAIN),
+        ("dataloader: keeper", "fork", errno.EAGAIN),
+        ("dataloader: worker", "memfd_create", errno.ENFILE),
+    ],
+)
+def test_a_supervisor_that_can_start_no_child_keeps_its_workers_and_tries_again(
+    farm: Farm, title: str, call: str, number: int
+) -> None:
+    """The host, or the limit of its container, has no room for another process, or for another open file."""
     no_room = farm.folder / "no_room"
-    (farm.folder / "no_fork.py").write_text(NO_FORK.format(name=str(no_room)))
+    (farm.folder / "no_room_for.py").write_text(NO_ROOM.format(call=call, number=number, name=str(no_room)))
     path = f"{Path(__file__).parent}:{farm.folder}"
-    program = farm.ready(workers=2, dl_preload="no_fork", pythonpath=path)
+    program = farm.ready(workers=2, dl_preload="no_room_for", pythonpath=path)
     job = LongJob(farm)
     no_room.touch()
     ((busy,),) = farm.rows("SELECT split_part(claimed_by, ':', 2)::int FROM dl_jobs")
@@ -497,6 +518,30 @@ def test_c7_without_the_setting_everything_is_kept(farm: Farm) -> None:
     assert reaper.stop() == 0
     assert rows(farm)[0] == 4
     assert not reaper.events("reaper.pruned")
+
+
+EXPIRED = """
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, attempt, lease_expires_at)
+SELECT gen_random_uuid(), 'q', 't', n::text, 'running', 1, now() - interval '1 h' FROM generate_series(1, 300) n"""
+DUE = """
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, available_at)
+SELECT gen_random_uuid(), 'q', 't', n::text, now() + interval '0.1 s' FROM generate_series(1, 5000) n"""
+SLOW = """
+CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.1); RETURN NULL; END $$;
+CREATE TRIGGER slow AFTER UPDATE ON dl_jobs FOR EACH STATEMENT EXECUTE FUNCTION slow()"""
+
+
+@pytest.mark.parametrize("backlog", [EXPIRED, DUE], ids=["leases that have run out", "due jobs"])
+def test_a_reaper_stops_in_the_middle_of_a_backlog(farm: Farm, own_db: str, backlog: str) -> None:
+    left = "SELECT count(*) FROM dl_jobs WHERE status = 'running' OR blocked_on = 'time'"
+    with psycopg.connect(own_db, autocommit=True) as other:
+        other.execute(SLOW)  # type: ignore[arg-type]
+        other.execute(backlog)  # type: ignore[arg-type]
+    ((before,),) = farm.rows(left)
+    reaper = farm.reaper(dl_reaper_period_sec=600)
+    until(lambda: farm.rows(left)[0][0] < before, "the first of them")
+    assert reaper.stop() == 0
+    assert farm.rows(left)[0][0] > 0
 
 
 @pytest.mark.parametrize(

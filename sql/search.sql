@@ -26,11 +26,11 @@ concat_ws(E'\n', CASE WHEN (j).task !~* {secret} THEN (j).task END, CASE WHEN (j
 -- name: secret
 -- In the place of {secret}: what masking.py may change in a text. Spaces and letters beyond ASCII depend on a locale, so
 -- they count as either.
-'(pass|pwd|secret|token|credential|cookie|signature|authorization|bearer|jwt|sess(ion)?[-_]?id|(api|app|application|access|account|auth|client|db|database|encryption|license|master|private|priv|service|shared|signing|ssh|storage)[-_]?key|(?<![a-z])(sig|otp|pin|sas)(?![a-z]))[\w-]*\W*([=:''"[:space:]]|[^\u0020-\u007f]|%%3[ad])|://[^\s/]*@|://[^\s:/@]*:(\S*@|(?!\d{1,5}([/?#,;:)\s]|$))\S+$)|(-u|--user)[ =]|private key|dl_[a-z0-9_-]{30}|xox[a-z]-[\w-]{10}|xapp-\d|[sr]k_(live|test)_|sk-[\w-]{32}|\d:aa[\w-]{33}|(akia|asia)[a-z0-9]{16}|(ltai|aiza|gocspx-|ya29\.|gh[opsru]_|github_pat_|glpat-|glptt-|hooks\.slack\.com|npm_|pypi-|hf_|dapi|dop_v1_|hvs\.|shpat_|glsa_|age-secret-key|pmak-|lin_api_|glrt-|whsec_|atatt3|sq0(atp|csp)-|glc_|sntrys_|dp\.pt\.|nrak-|xkeysib-|discord(app)?\.com)[\w./+-]{20}|sg\.[\w-]{16}|eyj[\w-]{10,}\.';
+'(pass|pwd|secret|token|credential|cookie|signature|authorization|bearer|jwt|sess(ion)?[-_]?id|(api|app|application|access|account|auth|client|db|database|encryption|license|master|private|priv|service|shared|signing|ssh|storage|subscription)[-_.]?key|(?<![a-z])(sig|otp|pin|sas|auth)(?![a-z])|\\[nrt](sig|otp|pin|sas|auth))[\w-]*\W*([=:>''"[:space:]]|[^\u0020-\u007f]|%%3[ad])|://[^\s/]*@|://[^\s:/@]*:(\S*@|(?!\d{1,5}([/?#,;:)\s]|$))\S+$)|(^|[^!-~])(-u|--user)[ =]*[^\s:]*:|private key|identified\s+by|basic\s+[a-z0-9+/]{8}|:thin:|@//|_pass:|account\.key\.|{tokens}';
 
 -- name: secret_words
 -- In the place of {secret_words}: one of these is in each text that {secret} finds. For most texts the cheaper question.
-'{%%pass%%,%%pwd%%,%%secret%%,%%token%%,%%authorization%%,%%cookie%%,%%credential%%,%%signature%%,%%bearer%%,%%jwt%%,%%sess%%,%%key%%,%%sig%%,%%otp%%,%%pin%%,%%sas%%,%%-u%%,%%dl\\_%%,%%://%%,%%xox%%,%%xapp%%,%%\\_live\\_%%,%%\\_test\\_%%,%%sk-%%,%%:aa%%,%%akia%%,%%asia%%,%%ltai%%,%%aiza%%,%%gocspx%%,%%ya29%%,%%gh_\\_%%,%%github\\_pat%%,%%glpat%%,%%glptt%%,%%hooks.slack%%,%%npm\\_%%,%%pypi%%,%%hf\\_%%,%%dapi%%,%%dop\\_v1%%,%%hvs.%%,%%shpat%%,%%glsa%%,%%pmak%%,%%lin\\_api%%,%%glrt%%,%%whsec%%,%%atatt3%%,%%sq0%%,%%glc\\_%%,%%sntrys%%,%%dp.pt%%,%%nrak%%,%%xkeysib%%,%%discord%%,%%sg.%%,%%eyj%%}'::text[];
+'{%%pass%%,%%pwd%%,%%secret%%,%%token%%,%%authorization%%,%%cookie%%,%%credential%%,%%signature%%,%%bearer%%,%%jwt%%,%%sess%%,%%key%%,%%sig%%,%%otp%%,%%pin%%,%%sas%%,%%-u%%,%%://%%,%%identified%%,%%basic%%,%%:thin:%%,%%@//%%,{token_words}}'::text[];
 
 -- name: kind
 -- In the place of {kind}: what the job `j` counts as; one of job.TALLIED.

@@ -13,7 +13,9 @@ from __future__ import annotations
 import json
 import os
 import re
+from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, TypeVar, overload
 from urllib.parse import quote, quote_plus, unquote
@@ -31,7 +33,7 @@ SHORTEST_NUMBER = 6  # digits; shorter numbers are years, ports and counts
 _NAMES = (
     r"(?:(?:pass(?:word|wd|phrase|code)|pwd|secret|token|credential|cookie|signature)s?|authorization|bearer|(?<![a-z0-9])jwt|sess(?:ion)?[-_]?id|"
     r"(?:api|app|application|access|account|auth|client|db|database|encryption|license|master|private|priv|secret|service|"
-    r"shared|signing|ssh|storage)[-_]?keys?)(?-i:(?![a-z]))"
+    r"shared|signing|ssh|storage|subscription)[-_.]?keys?|account\.key\.[\w.]{1,80})(?-i:(?![a-z]))"
 )
 # A name that ends so is that of a fact about a secret.
 _FACTS = (
@@ -53,8 +55,9 @@ _LOGIN = re.compile(r":(?=(//[^\s:/@]{0,200}+:))")  # a URL's password may begin
 _WORD = re.compile(r"\S*+")
 _CUT = re.compile(r"(?!\d{1,5}+(?:[^\w%@+~=-]|\Z))\S{1,300}+\Z")  # a password cut by the end of the text, and no port
 _USER = re.compile(r"(https?://)[^\s:/@?#]{1,300}+@", re.IGNORECASE)  # a user without a password is a token
+_BASIC = re.compile(r"(basic\s{1,3})([a-z0-9+/]{8,1000}+)={0,2}", re.IGNORECASE)
 _BEARER = re.compile(r"(bearer\s{1,3})(?=[a-z_.~+/=-]{0,40}\d)[\w.~+/=-]{8,}+", re.IGNORECASE)  # a word has no digit
-_PEM = re.compile(r"(PRIVATE KEY-----)[^-]{1,20000}+(?:-|\Z)")
+_PEM = re.compile(r"(PRIVATE KEY(?: BLOCK)?-----)[^-]{1,20000}+(?:-|\Z)")
 # A quoted value of a header ends with the quote, another one with the line.
 _HEADER = re.compile(
     r"((?:authorization|cookie)\\{0,4}[\"']?\s{0,3}[=:]\s{0,3})(?:(\\{0,4}[\"'])[^\r\n\"'\\]++|[^\r\n\"'\\][^\r\n]*+)",
@@ -62,21 +65,25 @@ _HEADER = re.compile(
 )
 _FIRST = "(?=[abcdejlmpst])"  # the first letters of _NAMES rule out most places at little cost
 _FLAG = re.compile(rf"--((?:(?!--)[\w-]){{0,30}}?{_FIRST}{_NAMES}[\w-]{{0,30}}+)(\s{{1,3}})[^\s-]\S*+", re.IGNORECASE)
-_LOGIN_FLAG = re.compile(r"(?<!\S)((?:-u|--user)[ =]{1,3}[^\s:]{1,100}+:)\S++")  # of curl
+_LOGIN_FLAG = re.compile(r"(?<!\S)((?:-u[ =]{0,3}|--user[ =]{1,3})[^\s:=]{1,100}+:)\S++")  # of curl
+_ORACLE = re.compile(
+    r"(:thin:[\w$#]{1,30}+/)[^\s@]{1,100}+(?=@)|((?<![\w/])[\w$#]{1,30}+/)[^\s/@]{1,100}+(?=@//)", re.IGNORECASE
+)
 _PAIR = re.compile(
-    rf"""((?:{_FIRST}{_SECRET}[\w-]{{0,30}}+\\{{0,4}}["']?\s{{0,3}}(?:=>|[=:]|%3[ad])|"""
-    r"""(?<![a-z])(?:pass|pin|otp|sas|sig)(?:\\{0,4}["']\s{0,3}:|\s{0,3}=|%3d))\s{0,3}|"""
-    r"""password\s{1,3}(?=e?'))"""  # the last is SQL
+    rf"""((?:{_FIRST}{_SECRET}[\w-]{{0,30}}+\\{{0,8}}["']?\s{{0,3}}(?:=>|[=:]|%3[ad]|>(?=[^<\s]{{1,300}}</))|"""
+    r"""(?:(?<![a-z])|(?<=\\[nrt]))(?:pass|auth|pin|otp|sas|sig)(?:\\{0,8}["']\s{0,3}:|\s{0,3}=|%3d)|_pass:)\s{0,3}|"""
+    r"""password\s{1,3}(?=e?')|identified\s{1,3}by\s{1,3}(?=\\{0,8}['"]))"""  # SQL
     r"""(?:[brue]?'(?:[^'\\]|\\.){0,5000}+(?:'|\Z)|[bru]?"(?:[^"\\]|\\.){0,5000}+(?:"|\Z)|"""
-    r"""\\{1,4}["'].{0,5000}?(?:\\{1,4}["']|\Z)|\[[^]]{0,5000}+]?|\{[^}]{0,5000}+}?|[^\s,;&]++)""",
+    r"""\\{1,8}["'].{0,5000}?(?:\\{1,8}["']|\Z)|\[[^]]{0,5000}+]?|\{[^}]{0,5000}+}?|"""
+    r"""(?:[^\s,;&\\]|\\(?!n[\w.-]{1,60}\s{0,3}[=:]))++)""",  # an escaped new line begins another name
     re.IGNORECASE | re.DOTALL,
 )
 # Every name in _SECRET and _PAIR contains one of these words; most texts contain none, and need no search.
 _WORDS = ("pass", "pwd", "secret", "token", "auth", "cookie", "credential", "bearer", "jwt", "key", "sess",
-          "signature", "sig", "otp", "pin", "sas")  # fmt: skip
-# The forms of tokens: how each begins, and the rest of it. sql/search.sql has them too: no search matches a secret.
+          "signature", "sig", "otp", "pin", "sas", "identified")  # fmt: skip
+# The forms of tokens: how each begins, and the rest of it, of 20 characters or more (AWS: 16). For searches see TOKENS.
 _FORMS = {
-    "dl_": r"[\w-]{30,}",  # ours, or most of one
+    "dl_": r"(?=[a-z\d_-]{0,30}[A-Z])[\w-]{30,}",  # ours, or most of one; an index has no capital letter
     "AKIA": "[A-Z0-9]{16}", "ASIA": "[A-Z0-9]{16}", "LTAI": "[A-Za-z0-9]{20}", "AIza": r"[\w-]{35}",
     "GOCSPX-": r"[\w-]{28}", "ya29.": r"[\w-]{20,}",
     "ghp_": "[A-Za-z0-9]{36}", "gho_": "[A-Za-z0-9]{36}", "ghu_": "[A-Za-z0-9]{36}",
@@ -86,20 +93,34 @@ _FORMS = {
     "sntrys_eyJ": r"[\w+/=-]{29,}", "dp.pt.": "[A-Za-z0-9]{40,}", "NRAK-": "[A-Z0-9]{27}",
     "xkeysib-": "[a-f0-9]{64}-[A-Za-z0-9]{16}", "discord.com/api/webhooks/": r"\d+/[\w-]{20,}",
     "discordapp.com/api/webhooks/": r"\d+/[\w-]{20,}",
-    "glptt-": "[0-9a-f]{40}", "xox": r"[abeoprs]-[\w-]{10,}", "xapp-": r"\d-[A-Z0-9]+-\d+-[a-z0-9]+",
-    "hooks.slack.com/": r"[\w/+]{20,}", "sk_live_": "[A-Za-z0-9]{10,}", "sk_test_": "[A-Za-z0-9]{10,}",
-    "rk_live_": "[A-Za-z0-9]{10,}", "sk-": r"(?=[\w-]{0,40}\d)[\w-]{32,}", "SG.": r"[\w-]{16,}\.[\w-]{16,}",
+    "glptt-": "[0-9a-f]{40}", "xox": r"[abeoprs]-[\w-]{18,}", "xapp-": r"\d-[\w-]{20,}",
+    "hooks.slack.com/": r"[\w/+]{20,}", "sk_live_": "[A-Za-z0-9]{20,}", "sk_test_": "[A-Za-z0-9]{20,}",
+    "rk_live_": "[A-Za-z0-9]{20,}", "sk-": r"(?=[\w-]{0,40}\d)[\w-]{32,}", "SG.": r"[\w-]{16,}\.[\w-]{16,}",
     "npm_": "[A-Za-z0-9]{36}", "pypi-": r"[\w-]{50,}", "hf_": "[A-Za-z]{34}", "dapi": "[a-f0-9]{32}",
     "dop_v1_": "[a-f0-9]{64}", "hvs.": r"[\w-]{24,}", "shpat_": "[a-fA-F0-9]{32}",
     "glsa_": "[A-Za-z0-9]{32}_[A-Fa-f0-9]{8}",
     "AGE-SECRET-KEY-1": "[A-Z0-9]{58}", "PMAK-": r"[a-f0-9]{24}-[a-f0-9]{34}", "lin_api_": "[A-Za-z0-9]{40}",
     "eyJ": r"[\w-]{10,}\.[\w-]{10,}(?:\.[\w-]*)?", ":AA": r"[\w-]{33}",  # a JWT; the token of a Telegram bot
+    "SK": "[a-f0-9]{32}", "hvb.": r"[\w-]{100,}", "dckr_pat_": r"[\w-]{27}", "figd_": r"[\w-]{40}",
+    ".atlasv1.": r"[\w=-]{60,}", "gloas-": "[a-f0-9]{64}", "pul-": "[a-f0-9]{40}", "sbp_": "[a-f0-9]{40}",
+    "dt0c01.": r"[A-Z0-9]{24}\.[A-Z0-9]{64}", "tskey-": r"[a-z]+-\w+-\w{20,}", "ops_eyJ": "[A-Za-z0-9+/=]{200,}",
+    **dict.fromkeys(
+        ("doo_v1_", "dor_v1_", "shpss_", "shpca_", "shppa_", "sntryu_", "rubygems_", "bkua_", "sqp_", "squ_", "gldt-",
+         "glft-", "glsoat-", "glimt-", "glagent-", "gsk_", "pplx-", "xai-", "ntn_", "pscale_tkn_", "pscale_pw_", "AKCp",
+         "CFPAT-", "CLOJARS_", "tfp_", "pnu_", "EZAK", "sha256~", "lsv2_pt_", "lsv2_sk_"),
+        r"(?=[a-zA-Z_-]{0,40}\d)[A-Za-z0-9_-]{0,3}[A-Za-z0-9]{20,}",
+    ),
 }  # fmt: skip
 _FORM = re.compile(
     "|".join(
-        (r"(?<=\d)" if begin[0] == ":" else "(?<![A-Za-z0-9])") + re.escape(begin) + _FORMS[begin] for begin in _FORMS
+        (r"(?<=\w)" if begin[0] in ":." else "(?<![A-Za-z0-9])") + re.escape(begin) + _FORMS[begin] for begin in _FORMS
     )
 )
+_RUN = re.compile(r"\S{20}")  # no token is shorter
+# For sql/search.sql, so that no search matches a secret: a regular expression of what masking takes for a token.
+TOKENS = "|".join(re.escape(begin.lower()) for begin in _FORMS if begin not in ("dl_", "AKIA", "ASIA"))
+TOKENS = rf"(akia|asia)[a-z0-9]{{16}}|dl_[\w-]{{30}}|({TOKENS})[\w.+/=~-]{{20}}"
+TOKEN_WORDS = [begin.lower() for begin in _FORMS]
 _SCHEME = re.compile(r"(?:bearer|basic|token)\s+(\S+)", re.IGNORECASE)
 _USERINFO = re.compile(r"://[^\s:/@]{0,200}+:([^\s@/]{1,300}+)@")
 _ESCAPE = re.compile("%[0-9A-F]{2}")
@@ -134,6 +155,8 @@ def _masked(value: Any, depth: int) -> Any:
     if depth == 0:
         return MASK
     if isinstance(value, dict):
+        if isinstance(value.get("value"), str) and is_secret(value.get("name"), ""):
+            value = {**value, "value": MASK}  # an entry of a list of variables or headers
         shown = {
             masked_text(name) if type(name) is str else _masked(name, 0): MASK
             if is_secret(name, item)
@@ -193,17 +216,28 @@ def _masked_anew(text: str) -> str:
     if len(text) > TEXT_LIMIT:
         text = clipped(text, TEXT_LIMIT)
     text = _without(text, _known)
-    if len(text) >= 20 and any(begin in text for begin in _FORMS):
+    if _RUN.search(text) and any(begin in text for begin in _FORMS):
         text = _FORM.sub(MASK, text)
     if "://" in text:
         text = _USER.sub(rf"\g<1>{MASK}@", _urls_masked(text))
-    if ":" in text or "=" in text or "--" in text or "'" in text or "%3" in text:
+    if ":" in text or "=" in text or "--" in text or "'" in text or "%3" in text or '"' in text or "</" in text:
         text = _named_masked(text)
     if "-u" in text:
         text = _LOGIN_FLAG.sub(rf"\g<1>{MASK}", text)
     if " " in text and ("earer " in text or "BEARER " in text):
         text = _BEARER.sub(rf"\g<1>{MASK}", text)
+    if "asic " in text or "BASIC " in text:
+        text = _BASIC.sub(lambda match: f"{match[1]}{MASK}" if _is_login(match[2]) else match[0], text)
+    if "@//" in text or ":thin:" in text:
+        text = _ORACLE.sub(rf"\g<1>\g<2>{MASK}", text)
     return text
+
+
+def _is_login(text: str) -> bool:
+    """Whether a text is the base64 of NAME:PASSWORD."""
+    with suppress(ValueError):
+        return b":" in (login := b64decode(text + "==")) and login.isascii()
+    return False
 
 
 def _urls_masked(text: str) -> str:

@@ -260,7 +260,20 @@ PIECES = [
     *("pass", "pwd", "secret", "token", "Authorization", "cookie", "bearer", "Bearer ", "jwt", "api_key", "access-key"),
     *("PRIVATE KEY-----", "--", "://", "http://", "s3://", "user", "host", "80", "5432", "a1b2c3d4", "x" * 12),
     *("@", ":", "/", "=", "=>", "%3d", "%3A", "'", '"', "\\", " ", "?", "#", "&", ",", "{", "}", "-", "_", ".", "\n"),
-    *("é", "\u00a0", "\u2003", "\x1c", "\x85", "dl_", "dl_" + "a" * 30),
+    *("é", "\u00a0", "\u2003", "\x1c", "\x85", "dl_", "dl_" + "aB" * 15, "identified by ", "Basic dTpwdw== "),
+    *(
+        "/pw@//",
+        "thin:ann/pw@h",
+        "</",
+        "password>x</",
+        ">",
+        "account.key.acme",
+        "-uann",
+        "-u ",
+        "--user=",
+        "AKIA" + "A1" * 8,
+        "\\n",
+    ),
 ]
 
 

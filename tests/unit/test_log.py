@@ -281,6 +281,22 @@ OWN = "dl_Xq3-_" + "Zy8_" * 9 + "Kp"
         "{'credentials': {'a': 's3cret', 'b': 's3cret'}}",
         "/login?next=/x%3Ftoken%3Ds3cret",
         "-----BEGIN RSA PRIVATE KEY-----\ns3cret\n-----END RSA PRIVATE KEY-----",
+        "-----BEGIN PGP PRIVATE KEY BLOCK-----\n\ns3cret\n-----END PGP PRIVATE KEY BLOCK-----",
+        r"{'ini': 'password = a\nmy_token = s3cret\n'}",
+        r"{'ini': 'user = a\npin = s3cret\n'}",
+        r'"{\"json\": \"{\\\"token\\\": \\\"a s3cret\\\"}\"}"',
+        "curl -uann:s3cret https://h",
+        "jdbc:oracle:thin:ann/s3cret@h:1521/x",
+        "ann/s3cret@//h:1521/x",
+        "CREATE USER u IDENTIFIED BY 's3cret'",
+        'CREATE USER u IDENTIFIED BY "s3cret"',
+        "<password>s3cret</password>",
+        '{"auths": {"h": {"auth": "s3cret"}}}',
+        "//registry/:_auth=s3cret",
+        "DB_PASS: s3cret",
+        "fs.s3a.secret.key=s3cret",
+        "fs.azure.account.key.acme.dfs.core.windows.net=s3cret",
+        "Ocp-Apim-Subscription-Key: s3cret",
     ],
 )
 def test_j4_secrets_are_masked_in_texts(text: str) -> None:
@@ -310,10 +326,18 @@ def test_each_name_of_a_secret_is_masked(name: str) -> None:
     "text",
     ["send a bearer token", "bearer authentication", 'relation "dl_job_events" does not exist: dl_jobs_forget',
      "cannot reach http://h:8081", "cannot reach http://h:8081/a/b", "it's fine",
+     "Basic Authentication", "the basic plan2024", 'index "dl_job_events_2026_11_28_job_id_event_id_idx"',
+     "usage: login <password> FILE", "token.json: not found", "pass: 2 of 3", "add user/name@host",
      "took 5: fine", "lock_key=a", "https://host:80/a?b=c", "a@b.de", "primary key: id"],
 )  # fmt: skip
 def test_what_only_speaks_of_secrets_stays(text: str) -> None:
     assert log.masked(text) == text
+
+
+def test_base64_of_a_login_is_masked() -> None:
+    assert log.masked("as Basic dTpzM2NyZXQ= and ('Authorization', 'basic dTpzM2NyZXQ')") == (
+        "as Basic *** and ('Authorization', 'basic ***')"
+    )
 
 
 def test_what_a_url_encodes_is_known_however_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +353,8 @@ def test_j4_secrets_are_masked_by_name_in_any_structure() -> None:
         "db": [{"apiKey": "s3cret", "credentials": {"user": "s3cret"}}, ("postgresql://u:s3cret@h/d",)],
         "token": SecretStr("s3cret"),
         "other": SecretStr("s3cret"),
-        "shown": {"lock_key": "a", "tokens": 5, "password": None, "n": 1.5},
+        "env": [{"name": "DB_PASSWORD", "value": "s3cret"}],
+        "shown": {"lock_key": "a", "tokens": 5, "password": None, "n": 1.5, "name": "token_type", "value": "a"},
     }
     before = repr(secret)
     masked = log.masked(secret)
@@ -424,7 +449,9 @@ TOKENS = [
     "https://hooks.slack.com/services/T000/B000/a1B2c3D4e5F6", "whsec_" + "a1B2" * 8, "glrt-" + "x1_-" * 5,
     "https://discord.com/api/webhooks/123456789012345678/" + "a1B2" * 17, "sq0atp-" + "a1B2_-" * 4,
     "ATATT3" + "xFfG_-" * 31, "glc_eyJ" + "a1B2" * 10, "sntrys_eyJ" + "a1B2" * 12, "dp.pt." + "a1B2" * 11,
-    "xkeysib-" + "0a1b" * 16 + "-" + "a1B2" * 4, "NRAK-" + "A1B" * 9,
+    "xkeysib-" + "0a1b" * 16 + "-" + "a1B2" * 4, "NRAK-" + "A1B" * 9, "SK" + "0a1b" * 8, "gldt-" + "a1B2" * 5,
+    "hvb." + "a1B2_-" * 23, "dckr_pat_" + "a1B2_-x" * 4, "pscale_tkn_" + "a1B2" * 10, "tskey-auth-a1B2-" + "a1B2" * 8,
+    "abc.atlasv1." + "a1B2_-" * 10, "pul-" + "0a1b" * 10, "gsk_" + "a1B2" * 13, "AKCp" + "a1B2" * 17,
 ]  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from uuid import UUID
 import psycopg
 
 from dataloader import log, periods
+from dataloader.log import masking
 from dataloader.model.plans import OVERDUE_SEC
 from dataloader.queue import cursor, db, drift, lifecycle
 from dataloader.queue.db import Conn, Row
@@ -595,4 +596,5 @@ def spliced(text: str, source: str = "") -> str:
     parts = parts | {"far": "true"} if source in ("of_near", "of_ids") else parts
     for part in ("matches", "far", "found", "shown", "safe", "texts", "secret", "secret_words", "kind", "changed_at"):
         text = text.replace("{" + part + "}", parts[part])
-    return text
+    words = ",".join("%%" + word.replace("_", r"\\_") + "%%" for word in masking.TOKEN_WORDS)
+    return text.replace("{tokens}", masking.TOKENS).replace("{token_words}", words)

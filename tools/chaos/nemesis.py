@@ -80,6 +80,7 @@ class Nemesis:
             "kill backend": (1, self._kill_backend),
             "restart fast": (2, lambda: self._restart(signal.SIGINT)),
             "restart immediate": (2, lambda: self._restart(signal.SIGQUIT)),
+            "kill server": (2, lambda: self._restart(signal.SIGKILL)),
             "drain farm": (3, lambda: self._order(signal.SIGTERM)),
             "quit farm": (1, lambda: self._order(signal.SIGQUIT)),
             "drain worker": (2, lambda: self._signal("worker", signal.SIGTERM)),

@@ -129,7 +129,7 @@ of_farm._kill_orphans()
 def test_a_child_that_sudo_has_given_to_another_user_costs_no_end_of_a_run() -> None:
     """Its worker leaves, and the supervisor goes on."""
     done = subprocess.run([sys.executable, "-c", OF_ANOTHER_USER], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("children\n", "")
+    assert (done.stdout, done.stderr) == ("user children\n", "")
 
 
 @pytest.mark.parametrize("task", ["leaves_an_alarm", "leaves_a_watchdog"])

@@ -147,6 +147,7 @@ class Database(Answer):
     ] = field(default_factory=list)
     disk_full: Annotated[bool, "a write of the API or of a farm failed for it within the last minute"] = False
     has_reaper: Annotated[bool, "a reaper's session has done something lately"] = True
+    faults: Annotated[list[str], "of the schema: triggers, indexes, rows that are hidden"] = field(default_factory=list)
     oldest_transaction: Transaction | None
     jobs_dead_tuples: int
     jobs_live_tuples: int

@@ -59,8 +59,8 @@ SELECT pg_catalog.set_config('application_name', pg_catalog.left(pg_catalog.curr
 _SET = "SELECT pg_catalog.set_config(key, value, true) FROM pg_catalog.json_each_text(%s::pg_catalog.json)"
 
 # Outages that a new connection heals in time (PostgreSQL, appendix A): connection exceptions, shutdown and crash
-# recovery, a demoted primary, too many connections, a full disk.
-_OUTAGE = ("08", "57P", "25006", "53", "58030")
+# recovery, a timeout that ends sessions, a demoted primary, too many connections, a full disk.
+_OUTAGE = ("08", "57P", "25P03", "25P04", "25006", "53", "58030")
 # Of these, what one statement may meet while the server serves others: too little memory or room for locks, a limit on
 # temporary files, a block that cannot be read.
 _LIMIT = ("53200", "53400", "58030")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 from dataloader.queue import db, fields
-from dataloader.queue.db import Row
+from dataloader.queue.db import Conn, Row
 
 TABLES = f"{{dl_jobs, dl_job_events, {db.statements('rights.sql', 'tables')['tables']}}}"  # that a farm uses
 _SQL = db.statements("drift.sql")
@@ -57,17 +58,23 @@ class Function(NamedTuple):
 
 def drifts(conn: db.Connection, functions: str) -> list[Drift]:
     """The objects of the schema that are missing, disabled or changed; `functions` is the shipped text for it."""
-    schema = fields.filled((db.sql_folder() / "schema.sql").read_text("utf-8"))
     installed, changed = _SQL.rows(conn, "functions"), []
     for function in shipped(functions):
         of_name = [row for row in installed if row["name"] == function.name]
         if not function.is_in(of_name):
             changed.append(Drift(f"function {function.name}", "is changed" if of_name else "is missing"))
-    return [
-        *changed,
-        *_trigger_drifts(schema, {row["name"]: row for row in _SQL.rows(conn, "triggers")}),
-        *_index_drifts(conn, schema),
-    ]
+    return [*changed, *of_tables(conn)]
+
+
+def of_tables(conn: Conn) -> list[Drift]:
+    """The triggers and indexes that are missing, disabled or changed."""
+    triggers = {row["name"]: row for row in _SQL.rows(conn, "triggers")}
+    return [*_trigger_drifts(_schema(), triggers), *_index_drifts(conn, _schema())]
+
+
+@cache
+def _schema() -> str:
+    return fields.filled((db.sql_folder() / "schema.sql").read_text("utf-8"))
 
 
 def index_statements(conn: db.Connection, schema: str) -> list[str]:
@@ -80,9 +87,13 @@ def is_bound(conn: db.Connection) -> bool:
     return bool(_SQL.do(conn, "bound"))
 
 
-def hidden(conn: db.Connection) -> list[str]:
-    """The tables whose rows this role does not see, because of row security without a policy for the role."""
-    return [row["name"] for row in _SQL.rows(conn, "hidden", tables=TABLES)]
+def hidden(conn: Conn) -> str | None:
+    """A sentence on tables whose rows this role does not see: row security has no policy for the role."""
+    if not (tables := [row["name"] for row in _SQL.rows(conn, "hidden", tables=TABLES)]):
+        return None
+    and_others = f" and {len(tables) - 1} other tables" if tables[1:] else ""
+    remedy = f"ALTER TABLE {tables[0]} DISABLE ROW LEVEL SECURITY, or ALTER ROLE name BYPASSRLS"
+    return f"row security hides the rows of {tables[0]}{and_others} from this role: {remedy}"
 
 
 def shipped(text: str) -> list[Function]:
@@ -103,7 +114,7 @@ def _trigger_drifts(schema: str, installed: dict[str, Row]) -> Iterator[Drift]:
             yield Drift(f"trigger {name}", "is disabled", (f"ALTER TABLE {table} ENABLE TRIGGER {name}",))
 
 
-def _index_drifts(conn: db.Connection, schema: str) -> Iterator[Drift]:
+def _index_drifts(conn: Conn, schema: str) -> Iterator[Drift]:
     installed = {row["name"]: row["works"] for row in _SQL.rows(conn, "indexes")}
     for match in _INDEX.finditer(schema):
         if not installed.get(match[1]):

@@ -25,6 +25,7 @@ from psycopg import errors, sql
 from dataloader import periods
 from dataloader.config import ConfigError
 from dataloader.queue import db, drift, fields, probe
+from dataloader.queue.db import Conn
 
 # Outside the int4 range, in which the keys' advisory locks are (hashtext). One lock for a whole database.
 ADVISORY_LOCK = 0x646C_6D69_6772_6174
@@ -150,6 +151,13 @@ def drifted(conn: db.Connection) -> list[str]:
     return [str(each) for each in _drifts(conn)]
 
 
+def faults(conn: Conn) -> list[str]:
+    """Rows that this role does not see, then triggers and indexes that do not work; see `drifted` for functions."""
+    hidden = drift.hidden(conn)
+    is_ours = max(_applied(conn), default=0) == expected()[0]
+    return [*([hidden] if hidden else []), *(map(str, drift.of_tables(conn)) if is_ours else [])]
+
+
 def expected() -> tuple[int, str]:
     """The number of this code's last migration, and the checksum of its functions."""
     return max((migration.number for migration in known()), default=1), functions().checksum
@@ -162,7 +170,8 @@ def check(conn: db.Connection) -> None:
         has_tables, _ = conn.execute(_ADOPT["tables"]).fetchone() or (False, False)
         fault = "the tables are not adopted yet" if has_tables else "the database has no dataloader schema"
         raise SchemaError(f"{fault}: run `dataloader migrate`")
-    _require_sight(conn)
+    if hidden := drift.hidden(conn):
+        raise SchemaError(hidden)
     applied = _applied(conn)
     latest, checksum = expected()
     if max(applied) < latest:
@@ -184,15 +193,6 @@ def _require_utf8(conn: db.Connection) -> None:
     if encoding not in ("UTF8", None):  # None: a pooler does not pass it on
         made = "CREATE DATABASE name ENCODING 'UTF8' TEMPLATE template0"
         raise SchemaError(f"the database's encoding is {encoding}, and only UTF8 holds every text of a job: {made}")
-
-
-def _require_sight(conn: db.Connection) -> None:
-    """Raise SchemaError where row security makes the queue look empty to this role."""
-    if hidden := drift.hidden(conn):
-        table, *others = hidden
-        and_others = f" and {len(others)} other tables" if others else ""
-        remedy = f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY, or ALTER ROLE name BYPASSRLS"
-        raise SchemaError(f"row security hides the rows of {table}{and_others} from this role: {remedy}")
 
 
 def _read(number: int, name: str, text: str) -> Migration:
@@ -243,7 +243,7 @@ def _missing(conn: db.Connection) -> list[Migration]:
     return todo if has_functions and not todo else [*todo, functions()]
 
 
-def _applied(conn: db.Connection) -> dict[int, db.Row]:
+def _applied(conn: Conn) -> dict[int, db.Row]:
     """The applied migrations by number; raises SchemaError for a schema that no released version has made."""
     rows = db.rows(conn, "SELECT number, name, checksum, oldest_code FROM dl_migrations")
     applied = {row["number"]: row for row in rows}

@@ -110,6 +110,19 @@ def test_a_refused_connection_has_the_servers_reason(refused: Refused, own_db: s
         until(lambda: _status(app) == 200, "the API to be content")
 
 
+@pytest.mark.long
+def test_a_server_that_ends_sessions_by_a_timeout(own_db: str, refused: Refused, server_dsn: str) -> None:
+    """A session that ends so is one that is lost: reaper and workers connect again, and the API says why it waits."""
+    name = conninfo_to_dict(own_db)["dbname"]
+    with running(own_db, patient=False) as app, psycopg.connect(server_dsn, autocommit=True) as admin:
+        if admin.info.server_version < 170_000:
+            pytest.skip("transaction_timeout is new in PostgreSQL 17")
+        admin.execute(f"ALTER DATABASE {name} SET transaction_timeout = '1ms'")
+        assert "transaction timeout" in refusal(app.test_client(), refused, "database")["detail"]
+        admin.execute(f"ALTER DATABASE {name} RESET transaction_timeout")
+        until(lambda: _status(app) == 200, "the API to be content")
+
+
 @contextmanager
 def of_role(own_db: str, role: str) -> Iterator[tuple[Flask, db.Connection, str]]:
     """The API of a farm's role, a connection of the owner, and the role's name."""
@@ -155,6 +168,32 @@ def test_a_table_that_the_role_may_not_read_or_that_is_gone(
         answer = app.test_client().get("/api/v1/workers")
         assert 'relation "dl_workers" does not exist' in refused(answer, 503, "unavailable")["detail"]
         assert "lacks the table dl_workers." in refusal(app.test_client(), refused, "database")["detail"]
+
+
+def test_rows_that_row_security_hides(own_db: str, make_role: Callable[[str], str], refused: Refused) -> None:
+    """A session that was opened before sees an empty queue, and no statement fails."""
+    with of_role(own_db, make_role(own_db)) as (app, conn, _):
+        until(lambda: _status(app) == 200, "the API to be ready")
+        conn.execute("ALTER TABLE dl_jobs ENABLE ROW LEVEL SECURITY")
+        text = "row security hides the rows of dl_jobs from this role"
+        assert text in refusal(app.test_client(), refused, "schema")["detail"]
+        until(lambda: text in _overview(app), "the overview to say so")
+        conn.execute("ALTER TABLE dl_jobs DISABLE ROW LEVEL SECURITY")
+        until(lambda: text not in _overview(app), "the overview to be content")
+
+
+def test_triggers_and_indexes_that_do_not_work(own_db: str) -> None:
+    with running(own_db) as app, db.connect(own_db, name="test", schema="public") as conn:
+        conn.execute("ALTER TABLE dl_jobs DISABLE TRIGGER dl_jobs_notify_upd; DROP INDEX ix_dl_jobs_turn")
+        text = "The schema has 2 faults; the first: trigger dl_jobs_notify_upd is disabled."
+        until(lambda: text in _overview(app), "the overview to say so")
+        assert app.test_client().get("/api/v1/database").get_json()["faults"] == [
+            "trigger dl_jobs_notify_upd is disabled",
+            "index ix_dl_jobs_turn is missing",
+        ]
+        assert _status(app) == 200, "a job could be added and ended"
+        migrations.migrate(own_db, schema="public")
+        until(lambda: text not in _overview(app), "the overview to be content")
 
 
 def _says_that_the_disk_is_full(app: Flask, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:

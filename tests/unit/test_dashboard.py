@@ -23,7 +23,7 @@ QUEUE: dict[str, Any] = {
 }  # fmt: skip
 POSTGRES: dict[str, Any] = {
     "in_recovery": False, "connections": 10, "max_connections": 100, "notify_usage": 0.0, "oldest_transaction": None,
-    "jobs_dead_tuples": 0, "jobs_live_tuples": 0, "held_by": None, "blockers": [],
+    "jobs_dead_tuples": 0, "jobs_live_tuples": 0, "held_by": None, "blockers": [], "faults": [],
     "read_only": False, "lacking": [], "disk_full": False, "has_reaper": True,
 }  # fmt: skip
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

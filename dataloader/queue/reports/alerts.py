@@ -170,6 +170,10 @@ def _server_alerts(postgres: Row, lag_sec: float) -> Iterator[Alert]:
     # A role that may neither add nor change jobs is a reader's, which looks with `dataloader --direct doctor`.
     is_reader = {"INSERT on dl_jobs", "UPDATE on dl_jobs"} <= set(postgres["lacking"])
     yield from unfit({**postgres, "lacking": []} if is_reader else postgres)
+    if faults := postgres["faults"]:
+        number = "a fault" if len(faults) == 1 else f"{len(faults)} faults; the first"
+        advice = "`dataloader check` names each with its remedy."
+        yield Alert(f"The schema has {number}: {faults[0]}.", advice)
     if not postgres["has_reaper"]:
         advice = "Start `dataloader reaper`; kill -CONT resumes one that was stopped."
         yield Alert("No reaper works: jobs of lost workers do not return, and schedules make none.", advice)

@@ -18,7 +18,7 @@ import psycopg
 from dataloader import log, periods
 from dataloader.log import masking
 from dataloader.model.plans import OVERDUE_SEC
-from dataloader.queue import cursor, db, drift, lifecycle
+from dataloader.queue import cursor, db, drift, lifecycle, migrations
 from dataloader.queue.db import Conn, Row
 from dataloader.queue.fields import FILTERS
 from dataloader.queue.job import DEAD, FINAL, KINDS, TALLIED, Status
@@ -275,8 +275,11 @@ def show_workers(
 
 
 def postgres(conn: Conn, reaper_period_sec: float = 0.0) -> Row:
-    """The server: version, sizes, connections, dead tuples, its oldest transaction, `blockers`; what `vacuum` says."""
-    row = _SQL.rows(conn, "postgres")[0] | {"blockers": blockers(conn)}
+    """The server: version, sizes, connections, dead tuples, its oldest transaction, `blockers`; what `vacuum` says.
+
+    `faults` are those of the schema.
+    """
+    row = _SQL.rows(conn, "postgres")[0] | {"blockers": blockers(conn), "faults": migrations.faults(conn)}
     return row | vacuum(conn) | fitness(conn, reaper_period_sec)
 
 

@@ -246,7 +246,7 @@ _LISTS = {
     "refusals": "\n    ".join(map(_refusal, _BOUND)),
     # The bounds of texts in the table: the trigger dl_jobs_check, its function, and adopt.sql.
     "texts": _each("{0.name}", _TEXTS),
-    "octets": _each("octet_length(NEW.{0.name})", _TEXTS),
+    "octets": _each("pg_catalog.octet_length(NEW.{0.name})", _TEXTS),
     "too_long": "\n    ".join(
         f"WHEN octet_length(NEW.{each.name}) > {each.octets} THEN '{each.name}'" for each in _TEXTS
     ),

@@ -272,14 +272,20 @@ def test_a_producer_adds_jobs_in_every_way_and_learns_of_its_own(conn: Conn, cas
 def test_a_producers_search_path_has_no_say_in_what_the_table_refuses(
     own_db: str, make_role: Callable[[str], str]
 ) -> None:
-    """By INSERT and by COPY; its own functions of these names would let each row pass."""
+    """By INSERT and by COPY: its own functions of these names let each row pass. A look at a row leaves the path."""
     cast = cast_on(own_db, make_role)
     with session(own_db) as owner:
         owner.execute(f"CREATE SCHEMA theirs; GRANT ALL ON SCHEMA theirs TO {cast.name('producer')}".encode())
     row, into = (str(uuid4()), "q" * 513, "t", "k"), "dl_jobs (job_id, queue, task, lock_key)"
     with session(cast.producer) as producer:
         producer.execute("CREATE FUNCTION theirs.octet_length(text) RETURNS int LANGUAGE sql AS 'SELECT 1'")
+        producer.execute("CREATE FUNCTION theirs.no(int, int) RETURNS bool LANGUAGE sql AS 'SELECT false'")
+        producer.execute("CREATE OPERATOR theirs.> (FUNCTION = theirs.no, LEFTARG = int, RIGHTARG = int)")
         producer.execute("SET search_path = theirs, pg_catalog, public")
+        with producer.transaction():
+            wide = (str(uuid4()), "q" * 500, "t", "k")
+            producer.execute(f"INSERT INTO {into} VALUES (%s, %s, %s, %s)".encode(), wide)
+            assert producer.execute("SHOW search_path").fetchone() == ("theirs, pg_catalog, public",)
         with pytest.raises(errors.CheckViolation, match="dl_jobs_chk_queue"):
             producer.execute(f"INSERT INTO {into} VALUES (%s, %s, %s, %s)".encode(), row)
         copy = producer.cursor().copy(f"COPY {into} FROM STDIN".encode())

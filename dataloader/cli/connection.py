@@ -161,7 +161,7 @@ def _reached(url: str | None, token_file: IO[str] | None, direct: bool, dsn: str
         url = url or settings.dl_url or settings.own_url
         token = settings.dl_token.get_secret_value() if settings.dl_token else None
     if token_file:
-        token = token_file.read(10_000).strip()
+        token = token_file.read(10_000).strip().partition("\n{")[0]  # `dataloader token` prints the entry behind it
     try:
         return Reached(Client(url, token, timeout=30, patience=0), False, as_json, zone, flags)
     except ValueError as e:

@@ -50,6 +50,8 @@ _SPACES, _APOSTROPHES = " \u00a0\u2007\u2009\u202f", "'\u2019"
 _FIRST_SERIAL = 61  # Excel has a 29 February 1900, so earlier serial days are one day later
 _MOMENT = datetime(2026, 11, 23, 22, 47, 58, 123_456, UTC)  # no two parts are equal
 _EXCEL_EPOCH = datetime(1899, 12, 30)  # noqa: DTZ001 - without a zone, as in Excel
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCHS = {"epoch": 10**6, "epoch_ms": 10**3, "epoch_us": 1}  # formats that count from there, in microseconds
 
 
 def _type(text: str) -> str:
@@ -66,13 +68,14 @@ def _type(text: str) -> str:
 
 def _formats(given: str | list[str]) -> str | list[str]:
     for text in [given] if isinstance(given, str) else given:
-        if text == "excel":
+        if text == "excel" or text in _EPOCHS:
             continue
         try:
             written = _MOMENT.strftime(text)
             read = datetime.strptime(written, text)  # noqa: DTZ007
         except ValueError:
-            raise ValueError('should be "excel" or a format such as "%d.%m.%Y", with directives of strptime') from None
+            known = '"excel", "epoch", "epoch_ms", "epoch_us"'
+            raise ValueError(f'should be {known} or a format such as "%d.%m.%Y", with directives of strptime') from None
         # strptime invents the year 1900, and passes over a zone's name, a week without its day and %p without %I.
         if read.year != _MOMENT.year or read.strftime(text) != written or ("%I" in text) != ("%p" in text):
             raise ValueError(
@@ -163,6 +166,7 @@ class Reader:
 
     def __init__(self, kind: str, values: Values, is_guess: bool = False) -> None:
         self._kind, self._values, self._is_guess = kind, values, is_guess
+        self.is_of_time = kind in ("date", "timestamp", "timestamptz")
         self._is_plain = re.compile(plain(kind, values, is_guess)).fullmatch
         self._known = lru_cache(4_096)(self._read)
 
@@ -224,7 +228,10 @@ class Reader:
 
     def _moment(self, text: str) -> str:
         for form in self._values.formats:
-            moment = _parsed(text, form) if form != "excel" else None if self._is_guess else _serial(text)
+            if form == "excel" or form in _EPOCHS:
+                moment = None if self._is_guess else _serial(text) if form == "excel" else _since_1970(text, form)
+            else:
+                moment = _parsed(text, form)
             if moment is not None:
                 return self._typed(moment)
         if not self._values.formats or self._values.takes_iso:
@@ -271,13 +278,15 @@ class Reader:
         if self._is_guess:
             return _GUESSED.format("not such a date or time as the ones before it")
         if self._values.formats:
-            return f"a date or time that no format of date_format reads; {_OTHERWISE}"
+            names = " by English names of months" * bool(re.search("%[aAbB]", "".join(self._values.formats)))
+            return f"a date or time that no format of date_format reads{names}; {_OTHERWISE}"
         if re.match(rf"{_TIME}[0-9]", text):
             return (
-                "a time of more than six digits behind its second, which PostgreSQL has; types can make the column text"
+                "a time of more than six digits behind its second, which PostgreSQL has; %f in date_format cuts further"
+                " ones, and types can make the column text"
             )
-        if re.fullmatch(r"[0-9]+(?:\.[0-9]*)?", text):
-            forms = '"%Y%m%d%H%M%S", or "excel" for serial days'
+        if re.fullmatch(r"-?[0-9]+(?:\.[0-9]*)?", text):
+            forms = '"epoch" or "epoch_ms" since 1970, "%Y%m%d%H%M%S", or "excel" for serial days'
             return f"a number, not a date; date_format should say how it is read, such as {forms}, or types bigint"
         if two := re.match(r"([0-9]{1,2})([./-])([0-9]{1,2})[./-][0-9]{2,4}(?![0-9])", text):
             mark = two[2]
@@ -302,6 +311,8 @@ _NO_ZONE = 'a time without its zone; timezone should name it, such as "Europe/Be
 
 @lru_cache(4_096)
 def _parsed(text: str, form: str) -> datetime | None:
+    if "%f" in form:  # PostgreSQL has six digits, and would round
+        text = re.sub("(?<=[.,][0-9]{6})[0-9]+", "", text)
     try:
         return datetime.strptime(text, form)  # noqa: DTZ007 - a zone is in the text, or there is none
     except ValueError:
@@ -313,6 +324,13 @@ def _serial(text: str) -> datetime | None:
     if not re.fullmatch(r"[0-9]{1,7}(?:\.[0-9]*)?", text) or not _FIRST_SERIAL <= Decimal(text) < 2_958_466:
         return None
     return _EXCEL_EPOCH + timedelta(milliseconds=int((Decimal(text) * 86_400_000).to_integral_value()))
+
+
+def _since_1970(text: str, form: str) -> datetime | None:
+    if re.fullmatch(r"-?[0-9]{1,18}(?:\.[0-9]*)?(?:[eE]\+?[0-9]{1,2})?", text):
+        with suppress(OverflowError):
+            return _EPOCH + timedelta(microseconds=int(Decimal(text) * _EPOCHS[form]))
+    return None
 
 
 # --- inference ---

@@ -41,6 +41,7 @@ _LINE_END = re.compile("(?:\r\n?|\n)\\Z").sub
 _CHUNK = 2**16  # characters that are read at once, and one line
 WHITESPACE = "whitespace"  # the delimiter of columns that are set apart by blanks
 _DELIMITERS = "\t|;,"  # those that are recognized; the earlier ones are rarer in texts
+_QUOTED = re.compile(r'(?m)(?:^|(?<=[\t|;,]))"(?:[^"]|"")*+"')
 _NO_QUOTE = "\udbff"  # no encoding yields this character
 _SEP_LINE = re.compile('"?sep=(.)"?\\s*', re.IGNORECASE)  # for Excel
 _RECOGNIZED_BY = 20  # lines
@@ -327,7 +328,8 @@ class CsvFile(FileSource):
         """The delimiter: the one that the header has, and that most lines have as often."""
         if self._sep:
             return self._sep[1]
-        lines = [re.sub('"[^"]*"', "", self._readline(_RECOGNIZED_CHARACTERS)) for _ in range(_RECOGNIZED_BY)]
+        text = "".join(self._readline(_RECOGNIZED_CHARACTERS) for _ in range(_RECOGNIZED_BY))
+        lines = _QUOTED.sub("", text).splitlines()  # a quoted name may have several lines
         is_comment = self._layout.comment or _NO_QUOTE
         lines = [line for line in lines if line.strip() and not line.startswith(is_comment)]
 
@@ -448,6 +450,8 @@ class CsvFile(FileSource):
         """The record as CSV with COPY's quotes, or nothing where it is blank."""
         if widths := self._layout.widths:
             ends = list(accumulate(widths))
+            if "\t" in text:
+                return Rejected("a tab, which hides where the columns of widths are; expand it into blanks", text)
             if text[ends[-1] :].strip():
                 return Rejected(f"longer than the {ends[-1]} characters of widths", text)
             values = [text[end - width : end].strip() for end, width in zip(ends, widths, strict=True)]

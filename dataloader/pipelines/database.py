@@ -96,7 +96,6 @@ class Session:
         query = query.rstrip("; \n")  # it may be put into brackets
         self._query = f"SELECT * FROM {query}" if re.fullmatch(r"[\w.]+", query) else query  # noqa: S608
         self._parts, self._path, self._types = url, unquote(url.path), wanted.types
-        self._given = wanted.model_fields_set & Values.model_fields.keys()
         self._written = wanted.model_copy(update={"timezone": wanted.timezone or "UTC"})  # as SQLite's own functions
         self._values: list[Any] = []  # of the query's parameters
         self._like: Any = None  # a value of the cursor's column
@@ -121,8 +120,6 @@ class Session:
         if unknown := self._types.keys() - source.columns.keys():
             raise PermanentError(f"types: {min(unknown)} should be in the query")
         source.columns = {**source.columns, **self._types}
-        if (given := self._given) and not isinstance(source, Rows):
-            raise PermanentError(f"{min(given)}: should be in DuckDB's query, as in strptime(day, '%d.%m.%Y')")
         return source
 
     def kind_of(self, column: str) -> str | None:
@@ -261,7 +258,7 @@ class _DuckDb(Session):
             if kind in ("TIME WITH TIME ZONE", "BIT"):
                 reason = f"DuckDB gives a part of {name}, a {kind}: select CAST({name} AS text) AS {name}"
                 raise PermanentError(f"query: {reason}")
-        source = Frames(self._ask(lambda: result.to_arrow_reader(_AT_ONCE)))
+        source = Frames(self._ask(lambda: result.to_arrow_reader(_AT_ONCE)), self._written)
         stream = source.batches
 
         def batches() -> Iterator[Any]:

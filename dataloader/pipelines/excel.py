@@ -32,7 +32,7 @@ _WHOLE = 2.0**53  # from here on a double has no fractions, and may stand for it
 _SUSPECT = re.compile(rb'[<:]f[ />]|t="e"')  # what a sheet with formulas or errors has
 _PLACE = re.compile(rb'\br="([A-Z]{1,3})([0-9]{1,7})"')  # of a cell
 _MOST_CELLS = 25_000_000  # some 1.5 GB
-_NO_WORKBOOK = "should be a workbook of Excel, xlsx or xlsm, and be whole"
+_NO_WORKBOOK = 'should be a workbook of Excel, xlsx or xlsm, and be whole; format "text" reads a .csv under such a name'
 _NO_VALUE = "the formula has no value: open the workbook in Excel or LibreOffice and save it, or `select` other columns"
 
 

@@ -81,6 +81,7 @@ _BYTE_ORDER_MARKS = {  # the longer ones first
     codecs.BOM_UTF16_BE: "utf-16",
 }
 _MOST_COLUMNS = 1_600  # of a table of PostgreSQL
+_SYSTEM_COLUMNS = ("ctid", "xmin", "xmax", "cmin", "cmax", "tableoid")
 # The remedies of errors of PostgreSQL.
 _REMEDIES = {
     "invalid input syntax|out of range|overflow|too long": "types or the table should have a type for it, or null the"
@@ -117,6 +118,7 @@ class Files(Target, Layout, Values, FileArguments):
     format: str | None = None
     member: Annotated[str, Field(min_length=1)] | None = None
     sheet: str | int | None = None
+    records: Annotated[str, Field(min_length=1)] | None = None
     types: dict[str, Type] = Field(default_factory=dict)
     columns: dict[str, Annotated[str, AfterValidator(identifier)]] = Field(default_factory=dict)
     names: Literal["snake"] | None = None
@@ -317,7 +319,8 @@ def _text(entry: Entry, wanted: Files, stack: ExitStack) -> Source:
     head = stream.read(_HEAD)
     stream.seek(0)
     if re.match(rb'\s*(\[\s*[\[{]|\{\s*["}])', head.removeprefix(codecs.BOM_UTF8)):
-        raise PermanentError(f'{entry.name} is JSON, not CSV; open it, and where it is data, format should be "json"')
+        where = 'where it is data, format should be "json"; a pattern in path can leave it out'
+        raise PermanentError(f"{entry.name} is JSON, not CSV; open it: {where}")
     if fault := no_data(head):
         raise PermanentError(f"{entry.name} {fault}")
     marked = next((name for mark, name in _BYTE_ORDER_MARKS.items() if head.startswith(mark)), None)
@@ -340,6 +343,8 @@ def no_data(head: bytes) -> str | None:
     """PURE: what the file is that begins so, if it is no text with data."""
     if not head.strip(codecs.BOM_UTF8 + b" \r\n\t"):
         return f"is empty ({len(head)} bytes), without even a header: its source may have failed; ask the source again"
+    if b"application/vnd.oasis.opendocument" in head[:100]:
+        return "is a document of LibreOffice; save it as .xlsx or .csv"
     if kind := next((kind for mark, kind in _NO_TEXT.items() if head.startswith(mark)), None):
         return f"is {kind}"
     if head[257:262] == b"ustar":
@@ -347,7 +352,7 @@ def no_data(head: bytes) -> str | None:
     begin = head.lstrip(codecs.BOM_UTF8 + b" \r\n\t")[:200].lower()
     if re.match(rb"<[!?a-z]", begin):
         kind = "a page of HTML, perhaps the error of a server" if b"html" in begin else "XML, which no loader reads"
-        return f"is {kind}; open it, look what it says, and download it again"
+        return f"is {kind}; open it, look what it says, and download it again, or save its table as .csv"
     return None
 
 
@@ -405,7 +410,7 @@ def named(raw: Sequence[str], wanted: Files, place: Callable[[str], PermanentErr
     if unknown := [name for name in wanted.columns if name not in raw]:
         has = visible(", ".join(raw[:20]))
         raise place(f"columns: {', '.join(unknown)} should be in the header, which has {has}")
-    names: list[str] = []
+    names: dict[str, int] = {}  # with their places: a file may have 100,000
     faults: list[str] = []
     for number, name in enumerate(raw, 1):
         final = wanted.columns.get(name, name)
@@ -414,19 +419,26 @@ def named(raw: Sequence[str], wanted: Files, place: Callable[[str], PermanentErr
             copies = (f"{base}_{copy}" for copy in count(2))
             while final in names:
                 final = next(copies)
+        fault = ""
         if not final:
-            faults.append(f"column {number} has no name")
+            fault = f"column {number} has no name"
         elif final in names:
-            faults.append(f'columns {names.index(final) + 1} and {number} are named "{final}"')
+            fault = f'columns {names[final]} and {number} are named "{final}"'
         elif len(final.encode()) > 63:
-            faults.append(f"the name of column {number} has over 63 bytes")
+            fault = f"the name of column {number} has over 63 bytes"
+        elif final in _SYSTEM_COLUMNS:
+            fault = f'column {number} is named "{final}", as one of PostgreSQL itself; columns can rename it'
         elif "\0" in final:
-            faults.append(f"the name of column {number} has a zero byte")
-        names.append(final)
+            fault = f"the name of column {number} has a zero byte"
+        if fault and final not in (wanted.select or [final]):  # nobody needs the column
+            fault, final = "", f"column {number}\0"
+        faults += [fault] if fault else []
+        names[final] = number
     if faults or not names:
-        remedy = 'names "snake" makes names, and a list in header gives them'
+        remedy = 'names "snake" makes names, select can do without the column, skip_rows leaves out titles above, and a'
+        remedy += " list in header gives the names, with skip_rows where the file has some"
         raise place(f"header: {'; '.join(faults[:3]) or 'there is none'}; {remedy}")
-    return names
+    return [*names]
 
 
 def snake(name: str) -> str:
@@ -658,7 +670,7 @@ class Shaped(Source):
         self.version = ["files", hashlib.sha256(json.dumps(versions).encode()).hexdigest()]
         names = list(dict.fromkeys(name for header in headers for name in header))
         nested = [name for name, type_ in given.items() if type_ == "jsonb" and source.total == 1]
-        hint = f"; rows within {' or '.join(nested[:5])} should be lines or one array of their own" if nested else ""
+        hint = f"; records should name the one that has the rows: {', '.join(nested[:5])}" if nested else ""
         self._require_known(names, hint)
         partitions = {name for entry in entries for name in entry.partition}
         # Constants come behind the columns of the files.
@@ -680,15 +692,15 @@ class Shaped(Source):
     def _settle_types(self, names: list[str], given: dict[str, str]) -> None:
         """Give each column the type of the arguments, the table or the source, else one that loses no value."""
         wanted = self.wanted
+        if len(names) > _MOST_COLUMNS:
+            reason = f"{len(names)} columns, and a table has at most {_MOST_COLUMNS}; select can choose some"
+            raise PermanentError(f"{wanted.path}: {reason}")
         known = given | (self.existing if wanted.schema_change != "widen" else {}) | wanted.types
         unknown = [name for name in names if name not in known]
         known |= inferred(unknown, self._sample(unknown), wanted) if unknown else {}
         self.lines = [name for name, what in wanted.add.items() if what == "line"]
         constants = [name for name in wanted.add if name not in self.lines]
         added = {"now": "timestamp with time zone", "file": "text", "line": "bigint"}
-        if len(names) > _MOST_COLUMNS:
-            reason = f"{len(names)} columns, and a table has at most {_MOST_COLUMNS}; select can choose some"
-            raise PermanentError(f"{wanted.path}: {reason}")
         self.columns = {name: known[name] for name in names}
         self.columns |= {name: added[wanted.add[name]] for name in constants + self.lines}
         for name in names:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import takewhile
 from types import NoneType
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES = 2**16
 _ARRAY = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\[")
+_MEMBER = re.compile(r'[ \t\r\n{,]*+("(?:[^"\\]|\\.)*+")[ \t\r\n]*+:[ \t\r\n]*+', re.DOTALL)  # its name and colon
 _BETWEEN = re.compile("[ \t\r\n,]*+")  # objects
 _NO_OBJECT = 'should be an object such as {"id": 1}, for a list or a single value has no names of columns'
 _CUT = 16  # characters at the end of the text: the word or escape there may be cut
@@ -65,14 +67,15 @@ class JsonFile(TypedFile):
         """Read a sample for the columns; the arguments can name others, which come later."""
         super().__init__(path, descriptor)
         self._file = file
-        head = file.read(_CHUNK_BYTES)
+        head = file.read(PART_BYTES if wanted.records else _CHUNK_BYTES)
         if reason := no_data(head):
             raise PermanentError(f"{path} {reason}")
         if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise self.error(1, "is UTF-16, and should be UTF-8")
         bracket = _ARRAY.match(head)
-        self._is_array = bracket is not None
-        begin = bracket.end() if bracket else 3 * head.startswith(codecs.BOM_UTF8)
+        self._around = self._before_rows(head, wanted.records.split(".")) if wanted.records else b""
+        self._is_array = bool(bracket or self._around)
+        begin = len(self._around) or (bracket.end() if bracket else 3 * head.startswith(codecs.BOM_UTF8))
         self.begin = Place(begin, 1 + head.count(b"\n", 0, begin))
         sample = takewhile(lambda _: self.bytes_read < PART_BYTES or self._count == 1, self.rows(self.begin))
         self.columns = dict.fromkeys(wanted.columns, "text") | self._columns(sample, wanted.null)
@@ -96,6 +99,20 @@ class JsonFile(TypedFile):
     def type_of(self, value: Any) -> str | None:
         return number_type(value) if isinstance(value, Number) else _TYPES.get(type(value))
 
+    def _before_rows(self, head: bytes, path: Sequence[str]) -> bytes:
+        """The file up to the begin of the array at this path of names, with its bracket."""
+        text = head.decode("utf-8", "surrogateescape")
+        at = len("\ufeff") * text.startswith("\ufeff")
+        with suppress(json.JSONDecodeError, RecursionError):
+            for name in path:
+                while (member := _MEMBER.match(text, at)) and json.loads(member[1]) != name:
+                    at = _DECODER.raw_decode(text, member.end())[1]
+                at = member.end() if member else len(text)
+            if text[at : at + 1] == "[":
+                return text[: at + 1].encode("utf-8", "surrogateescape")
+        remedy = f'should be the way to an array of objects in the first {PART_BYTES} bytes, such as "result.items"'
+        raise PermanentError(f"{self.origin}: records: {'.'.join(path)} {remedy}")
+
     def rows(self, begin: Place) -> Iterator[tuple[int, Row | Rejected]]:
         self._offset: int = begin.mark
         self._line, self._count = begin.line, begin.records
@@ -112,10 +129,25 @@ class JsonFile(TypedFile):
             if self._at == len(self._text):
                 raise self.error(self._line, "the array has no end: is the file cut?")
             self._pass(self._at + 1)
-            if self._has_more():
+            if self._around:
+                self._require_end()
+            elif self._has_more():
                 raise self.error(
                     self._line, "there is more behind the end of the array; one array should have all rows"
                 )
+
+    def _require_end(self) -> None:
+        """Raise PermanentError unless the text around the rows is one whole document."""
+        while len(self._text) - self._at < LONGEST_RECORD and self._read():
+            pass
+        around = self._around.decode("utf-8-sig", "surrogateescape")
+        try:
+            json.loads(f"{around}]{self._text[self._at :]}")
+        except (json.JSONDecodeError, RecursionError) as e:
+            fault = "is no whole JSON behind them: is the file cut?"
+            if "Extra data" in str(e):
+                fault = "has more behind its end; each document should be a file of its own"
+            raise self.error(self._line, f"the document around the records {fault}") from None
 
     def _row(self) -> Row | Rejected:
         """The object that begins here, or why there is none; the next one begins behind it, or in the next line."""

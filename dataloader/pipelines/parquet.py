@@ -205,7 +205,7 @@ def columns_of(origin: str, schema: Any) -> dict[str, str]:
     try:
         names = csv_table.unique(schema.names)
     except ValueError as e:
-        raise PermanentError(f"{origin}: the names of its columns: {e}") from None
+        raise PermanentError(f"{origin}: the names of its columns: {e}; write it again with other names") from None
     return dict(zip(names, (_type(field.type) for field in schema), strict=True))
 
 

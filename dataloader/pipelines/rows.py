@@ -46,6 +46,9 @@ _TYPES: list[tuple[str, tuple[type, ...]]] = [
 ]
 
 
+_NUMBERS = (int, float, Decimal)
+
+
 class _Guess(str):
     """The type of a new table's column by the first rows; nobody has given it."""
 
@@ -181,9 +184,9 @@ class Rows(Source):
                 reason = f"{self.columns[name]}, the type of the first {SAMPLE} rows, may lose a part of it"
                 remedy = "give `columns` or `types`"
                 return Rejected(f"column {name}: a {type(value).__name__}; {reason}: {remedy}", "")
-            if reader and isinstance(value, str):
+            if reader and (isinstance(value, str) or (reader.is_of_time and type(value) in _NUMBERS)):
                 try:
-                    value = reader.read(value) if value else None
+                    value = reader.read(str(value)) if value != "" else None
                 except ValueError as e:
                     return Rejected(f"column {name}: {e}", "")
             try:
@@ -227,20 +230,58 @@ class Frames(Source):
 
     names_columns = "rows"
 
-    def __init__(self, frame: Any) -> None:
-        """Raises PermanentError without pyarrow."""
+    def __init__(self, frame: Any, written: Values | None = None) -> None:
+        """`written` says how texts are written, as for Rows. Raises PermanentError without pyarrow."""
         super().__init__("context.load")
         try:
             import pyarrow
         except ImportError:
             raise PermanentError("context.load reads frames by pyarrow: pip install 'dataloader-farm[files]'") from None
-        stream = pyarrow.RecordBatchReader.from_stream(frame)
+        stream, self._written = pyarrow.RecordBatchReader.from_stream(frame), written
         self.batches: Iterator[Any] = iter(stream)
         self.columns = parquet.columns_of(self.origin, stream.schema)
+        self._are_texts = [pyarrow.types.is_string(each.type) for each in stream.schema]
 
     def items(self, begin: Place, size: int) -> Iterator[tuple[int, Item]]:
+        if (written := self._written) and any(self._are_texts):
+            kinds = map(kind_of, self.stored or self.columns.values())
+            are_read = [kind if is_text else "" for kind, is_text in zip(kinds, self._are_texts, strict=True)]
+            if any(are_read) or written.null:
+                return self._read_items(size, [Reader(kind, written) if kind else None for kind in are_read])
         # Not in a thread: a pipeline's own generator may make the batches.
         return map(self._counted_batch, parquet.copied(self.batches, size, self.stored, parquet.block_of))
+
+    def _read_items(self, size: int, readers: Sequence[Reader | None]) -> Iterator[tuple[int, Item]]:
+        from pyarrow import RecordBatch
+
+        for batch in self.batches:
+            faults: dict[int, str] = {}
+            columns = batch.columns
+            for at in (at for at, is_text in enumerate(self._are_texts) if is_text):
+                columns[at] = self._read(columns[at], at, readers[at], faults)
+            read = RecordBatch.from_arrays(columns, names=batch.schema.names)
+            if not faults:
+                yield from map(self._counted_batch, parquet.copied([read], size, self.stored, parquet.block_of))
+                continue
+            for row, text in enumerate(parquet.csv_records(read)):
+                number, _ = self._counted(text, len(text))
+                yield number, Rejected(faults[row], text) if row in faults else text
+
+    def _read(self, column: Any, at: int, reader: Reader | None, faults: dict[int, str]) -> Any:
+        """The column's texts as PostgreSQL reads them; `faults` gets the reasons of those that are refused, by row."""
+        import pyarrow
+
+        nulls = self._written.null if self._written else ()
+        values: list[str | None] = column.to_pylist()
+        for row, value in enumerate(values):
+            if value in nulls or (reader and not value):
+                values[row] = None
+            elif reader:
+                try:
+                    values[row] = reader.read(str(value))
+                except ValueError as e:
+                    faults[row] = f"column {list(self.columns)[at]}: {e}"
+        return pyarrow.array(values, pyarrow.string())
 
 
 # --- the rows of files ---

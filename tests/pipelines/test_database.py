@@ -140,7 +140,40 @@ def test_a_type_that_duckdb_gives_in_part_is_refused(
     remedy = "select CAST(v AS text) AS v"
     fails_for_good(load(f"SELECT 1 AS id, {value} AS v"), remedy)
     assert load(f"SELECT 1 AS id, CAST({value} AS text) AS v").error is None
-    fails_for_good(load("SELECT 1 AS id", date_format="%d.%m.%Y"), "date_format: should be in DuckDB's query")
+
+
+def test_texts_of_duckdb_are_read_by_the_job_and_not_by_the_sessions_datestyle(
+    tmp_path: Path, shop: Callable[[str], Shop], rows: Rows
+) -> None:
+    with duckdb.connect(tmp_path / "shop.duckdb") as conn:
+        conn.sql(
+            "CREATE TABLE o AS SELECT range AS id, '0' || 1 + range || '.03.2026' AS day, '1.5' AS n FROM range(3)"
+        )
+        conn.sql("INSERT INTO o VALUES (3, '', 'n/a'), (4, NULL, NULL)")
+    load = shop(f"duckdb://{tmp_path / 'shop.duckdb'}")
+    types = {"day": "date", "n": "numeric"}
+    reason = "source shop, row 1: column day: a date that two formats read differently; date_format should say which"
+    fails_for_good(load("o", types=types, null=["n/a"]), reason)
+    assert load("o", types=types, null=["n/a"], date_format="%d.%m.%Y").error is None
+    assert rows("SELECT array_agg(day::text ORDER BY id), array_agg(n::text ORDER BY id) FROM t") == [
+        (["2026-03-01", "2026-03-02", "2026-03-03", None, None], ["1.5", "1.5", "1.5", None, None])
+    ]
+    assert load("SELECT id + 10 AS id, '05.03.2026' AS day FROM o", max_errors=5).error is None
+    assert rows("SELECT count(*), min(line) FROM t_rejects") == [(5, 1)]
+
+
+def test_a_number_of_a_database_becomes_a_time_by_the_format(
+    tmp_path: Path, shop: Callable[[str], Shop], rows: Rows
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as conn, conn:
+        conn.execute("CREATE TABLE o (id, at)")
+        conn.executemany("INSERT INTO o VALUES (?, ?)", [(1, 1772721240), (2, 1772721240.5), (3, None), (4, "")])
+    load = shop(f"sqlite://{tmp_path / 'shop.db'}")
+    fails_for_good(load("o", types={"at": "timestamptz"}), "row 1: column at: a number, not a date; date_format")
+    assert load("o", types={"at": "timestamptz"}, date_format="epoch").error is None
+    assert rows("SELECT array_agg(extract(epoch FROM at)::float ORDER BY id) FROM t") == [
+        ([1772721240, 1772721240.5, None, None],)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import datetime as dt
 import gzip
 import json
 import random
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -50,8 +51,50 @@ def loaded(tmp_path: Path, job: Load, rows: Rows) -> Callable[..., list[Any]]:
 
 
 def test_rows_within_an_object_are_named(loaded: Callable[..., list[Any]]) -> None:
-    with pytest.raises(PermanentError, match="page, data; rows within page or data should"):
+    with pytest.raises(PermanentError, match="page, data; records should name the one that has the rows: page, data"):
         loaded('{"page": {"n": 1}, "data": [{"id": 1}]}')
+
+
+@pytest.mark.parametrize(
+    ("text", "records"),
+    [
+        ('{"data":[{"id":1},{"id":2}],"next":null}', "data"),
+        ('\ufeff{"n": {"data": [7], "x": "}]"},\r\n "data": [{"id":1},\n{"id":2}] }\r\n', "data"),
+        (
+            '{"took": 3, "é\\"": [], "hits": {"total": {"value": 2}, "hits": [{"id":1},{"id":2}]}, "b": "%s"}',
+            "hits.hits",
+        ),
+    ],
+)
+def test_the_rows_within_a_document_are_those_that_records_names(
+    loaded: Callable[..., list[Any]], text: str, records: str
+) -> None:
+    assert loaded(text.replace("%s", "x" * 200_000), records=records) == [(1,), (2,)]
+
+
+@pytest.mark.parametrize(
+    ("text", "records", "error"),
+    [
+        ('{"data":[{"id":1}],"next":', "data", "line 1: the document around the records is no whole JSON"),
+        ('{"data":[{"id":1}', "data", "line 1: the array has no end: is the file cut?"),
+        ('{"data":[{"id":1}]}\n{"data":[{"id":2}]}', "data", "has more behind its end; each document should be a file"),
+        ('{"data":[[1, 2]]}', "data", "line 1: should be an object such as"),
+        (
+            '{"data":{"items":[{"id":1}]}}',
+            "data",
+            "records: data should be the way to an array of objects in the first",
+        ),
+        ('{"data":[{"id":1}]}', "nosuch", "records: nosuch should be the way"),
+        ('{"data":"[", "b": 1}', "data.b", "records: data.b should be the way"),
+        ('[{"id":1}]', "data", "records: data should be the way"),
+        ('{"a": ' + "[" * 100_000, "data", "records: data should be the way"),
+    ],
+)
+def test_a_document_without_such_records_is_refused(
+    loaded: Callable[..., list[Any]], text: str, records: str, error: str
+) -> None:
+    with pytest.raises(PermanentError, match=re.escape(error)):
+        loaded(text, records=records)
 
 
 def test_a_word_for_null_is_null_in_each_column_and_decides_no_type(loaded: Callable[..., list[Any]]) -> None:

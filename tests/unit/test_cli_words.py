@@ -120,7 +120,7 @@ def test_a_certificate_for_another_name_gets_advice_about_certificates(
 def test_the_token_comes_from_the_environment_or_a_file_and_is_not_shown(
     service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    (tmp_path / "token").write_text(f'{TOKEN}\n{{"name": "ops"}}\n')  # as `dataloader token` prints it
     service.answers = [problem(401, "unauthorized", f"Bearer {TOKEN} is not known")]
     results = [run("status", ID, "--token-file", "token"), run("status", ID, "--token-file", "-", input=TOKEN)]
     (tmp_path / ".env").write_text(f"DL_TOKEN={TOKEN}\n")
@@ -137,7 +137,7 @@ def test_the_token_comes_from_the_environment_or_a_file_and_is_not_shown(
     assert "WORKERS_JSON" in run("status", ID).stderr
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe", b"dl_token\n{}", b"dl_t\xc3\xb6ken"])
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"dl_token\ndl_token", b"dl_t\xc3\xb6ken"])
 def test_a_file_without_a_token_alone_is_refused(service: Service, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "token").write_bytes(content)
     result = run("status", ID, "--token-file", "token")

@@ -156,9 +156,6 @@ def test_the_ids_grow_with_the_list(conn: Conn) -> None:
     assert {job_id.version for job_id in ids} == {7}
 
 
-# One key, one job.
-
-
 def test_a_known_key_answers_with_its_job(conn: Conn, worker: Worker) -> None:
     first, _ = enqueue.enqueue(conn, NewJob("q", "t", "k", idempotency_key="done"))
     worker.finish(worker.take())
@@ -190,9 +187,6 @@ def test_lists_with_the_same_keys_at_once_are_one_list(conn: Conn, workers: Work
     assert all(answer == answers[0] for answer in answers)
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 300
     assert value(conn, "SELECT count(*) FROM dl_job_events") == 300
-
-
-# All or none, in the producer's transaction.
 
 
 @pytest.mark.parametrize("bad", [0, 4])
@@ -249,9 +243,6 @@ def test_the_configured_schema_is_the_default(conn: Conn, dsn: str) -> None:
     script += "dataloader.enqueue(conn, queue='q', task='t', lock_key='k')"
     subprocess.run([sys.executable, "-c", script, dsn], env={"PG_SCHEMA_QUEUE": "farm"}, check=True)
     assert value(conn, "SELECT count(*) FROM farm.dl_jobs") == 1
-
-
-# One job, in one statement.
 
 
 @pytest.fixture
@@ -420,9 +411,6 @@ def test_texts_that_only_look_unstorable_are_stored(conn: Conn, text: str) -> No
     job_id, _ = dataloader.enqueue(conn, **(GOOD | {"lock_key": text}), args={"text": text}, schema="public")
     stored = row(conn, job_id)
     assert (stored["lock_key"], stored["args"]) == (text, {"text": text})
-
-
-# The function for everyone else.
 
 
 def test_dl_enqueue_needs_three_fields(conn: Conn, worker: Worker) -> None:

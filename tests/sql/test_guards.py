@@ -40,9 +40,6 @@ def other_role(dsn: str, make_role: Callable[..., str]) -> str:
     return make_role(dsn, "IN ROLE pg_read_all_stats")
 
 
-# --- statements ---
-
-
 def test_our_own_inserts_say_that_they_are_journaled(conn: Conn) -> None:
     """Else the triggers do once more what the insert has done itself, and that costs."""
     assert row(conn, enqueue(conn))["journaled"] == 2
@@ -118,9 +115,6 @@ def test_a_run_ends_once_in_the_journal_whatever_a_role_has_written_to_the_count
         assert len(kinds(conn, job.job_id)) == 4
 
 
-# --- keys ---
-
-
 @pytest.mark.parametrize(("status", "lease"), [("running", "-1 s"), ("succeeded", "1 h")])
 def test_a_key_held_without_a_live_run_is_put_off(conn: Conn, worker: Worker, status: str, lease: str) -> None:
     """A lease that is over, or was left behind by another service, is no run: nobody would make a parked row ready."""
@@ -163,9 +157,6 @@ def test_a_retake_is_not_hindered_by_a_lease_that_is_over(conn: Conn, one: Worke
     conn.execute("UPDATE dl_jobs SET status = 'running', lease_expires_at = now() WHERE job_id = %s", (stale,))
     session = successor(two, one)
     assert lifecycle.retake(session, [job])
-
-
-# --- rows that leave while somebody looks at them ---
 
 
 @pytest.mark.parametrize(
@@ -267,9 +258,6 @@ def test_a_row_that_changes_hands_while_another_is_settled_is_left_alone(own_db:
         settler.conn.close()
 
 
-# --- sessions ---
-
-
 def test_nobody_ends_his_own_session(conn: Conn, worker: Worker) -> None:
     lifecycle.end_session(worker.conn, worker.pid, worker.session.backend_start)
     assert value(worker.conn, "SELECT 1") == 1
@@ -324,9 +312,6 @@ def test_a_fence_of_long_ago_that_somebody_holds_makes_nobody_wait(conn: Conn, d
                 assert transaction.result(PATIENCE)
             finally:
                 holder.rollback()
-
-
-# --- notifications ---
 
 
 def test_what_frees_no_key_tells_no_waiter_of_it(conn: Conn, workers: Workers) -> None:

@@ -33,9 +33,6 @@ def crash(conn: Conn, worker: Worker, end: str = "crash") -> None:
     conn.execute("UPDATE dl_jobs SET available_at = now(), blocked_on = NULL WHERE status = 'queued'")
 
 
-# In the queue
-
-
 def test_a_run_gets_what_the_one_before_has_kept(conn: Conn, worker: Worker) -> None:
     job_id, other = enqueue(conn), enqueue(conn)
     job = worker.take()
@@ -208,9 +205,6 @@ def test_it_goes_with_its_job(conn: Conn, worker: Worker, by: str) -> None:
     assert conn.execute("SELECT job_id FROM dl_checkpoints").fetchall() == [(other,)]
 
 
-# Attempts
-
-
 @pytest.mark.parametrize("end", ["crash", "timeout"])
 def test_a_dead_run_that_came_further_does_not_count(conn: Conn, worker: Worker, end: str) -> None:
     job_id = enqueue(conn, max_attempts=1)
@@ -257,9 +251,6 @@ def test_a_canceled_one_is_canceled_all_the_same(conn: Conn, worker: Worker) -> 
     lifecycle.request_cancel(conn, job_id)
     crash(conn, worker)
     assert state(conn, job_id)[0] == "canceled"
-
-
-# In the target
 
 
 @pytest.fixture

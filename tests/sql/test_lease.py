@@ -130,9 +130,6 @@ def test_c4_heartbeats_are_heap_only_updates(conn: Conn, workers: Workers) -> No
     assert hot - before[1] >= 150  # not one, were the lease in an index; a full page makes a row move now and then
 
 
-# --- a session that was lost ---
-
-
 def test_b1_after_a_reconnect_the_key_is_held_again(conn: Conn, workers: Workers) -> None:
     old, new, other = workers(), workers(), workers()
     job_id = plain(conn, lock_key="k")

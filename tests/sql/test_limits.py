@@ -185,9 +185,6 @@ def test_a_limit_that_is_changed_holds_at_once(conn: Conn, workers: Workers) -> 
     assert not operations.remove_limit(conn, "l", "test")
 
 
-# --- the rate ---
-
-
 def test_as_many_jobs_start_as_there_are_tokens(conn: Conn, worker: Worker) -> None:
     allow(conn, per_minute=1, burst=3)
     queued = jobs(conn, 5)
@@ -246,9 +243,6 @@ def test_a_changed_rate_keeps_its_tokens(conn: Conn, worker: Worker) -> None:
     assert stats.limits(conn, "l")[0]["tokens"] is None
     allow(conn, per_minute=60, burst=4)
     assert stats.limits(conn, "l")[0]["tokens"] == pytest.approx(4.5, abs=0.1)
-
-
-# --- requests ---
 
 
 def asking(dsn: str, check: Callable[[], None] = lambda: None) -> Session:
@@ -324,9 +318,6 @@ def test_requests_need_a_limit_with_a_rate(conn: Conn, dsn: str, what: dict[str,
         asking(dsn).get("https://shop.example/")
 
 
-# --- several sessions ---
-
-
 def test_two_claims_never_decide_on_one_limit_at_once(conn: Conn, one: Worker, two: Worker) -> None:
     """The second one passes the limit over, and comes back."""
     allow(conn, most=1)
@@ -392,9 +383,6 @@ def test_a_locked_row_lets_the_next_one_in(conn: Conn, one: Worker, two: Worker)
         assert two.take().job_id == third
 
 
-# --- ordered queues ---
-
-
 @pytest.mark.parametrize("merge", [False, True])
 def test_the_head_of_an_ordered_key_waits_and_its_key_with_it(conn: Conn, workers: Workers, merge: bool) -> None:
     operations.set_order(conn, "q", "test", ordered=True, merge=merge)
@@ -431,9 +419,6 @@ def test_a_cancelled_head_frees_its_key(conn: Conn, worker: Worker) -> None:
     assert worker.take().job_id == next_one
 
 
-# --- why a job waits ---
-
-
 def test_a_job_says_which_limit_it_waits_for(conn: Conn, workers: Workers) -> None:
     allow(conn, most=1)
     _, second = jobs(conn, 2)
@@ -453,9 +438,6 @@ def test_the_figures_of_a_limit(conn: Conn, workers: Workers) -> None:
     found = {each["name"]: each for each in stats.limits(conn)}
     assert [found["l"][name] for name in ("most", "running", "waiting", "room", "tokens")] == [1, 1, 2, 0, None]
     assert [found["rate"][name] for name in ("per_minute", "burst", "most", "running")] == [90.5, 2, None, 0]
-
-
-# --- a model ---
 
 
 STUCK = """

@@ -100,9 +100,6 @@ def test_b8_a_lost_race_for_a_key_waits_for_its_winner_not_for_a_back_off(conn: 
     assert two.take().job_id == first
 
 
-# --- no wake-up is lost ---
-
-
 def test_a_finish_that_comes_second_sees_the_parked_rows_and_tells(conn: Conn, one: Worker, two: Worker) -> None:
     plain(conn, queue="a", lock_key="k")
     plain(conn, queue="b", lock_key="k")
@@ -198,8 +195,6 @@ def test_a_retake_does_not_run_beside_another_run_of_its_key(conn: Conn, workers
     assert not lifecycle.retake(successor(again, one), [job])
     assert keys_held(conn) == []
 
-
-# --- the storm ---
 
 CLAIMABLE = """
 SELECT EXISTS (SELECT FROM dl_jobs j WHERE queue = %s AND status = 'queued' AND available_at <= now()

@@ -46,9 +46,6 @@ def locked(dsn: str, where: str, *parameters: object) -> Iterator[psycopg.Connec
         stranger.rollback()
 
 
-# --- ends ---
-
-
 def test_a_locked_row_keeps_its_own_end_alone(conn: Conn, dsn: str, worker: Worker) -> None:
     enqueue(conn), enqueue(conn), enqueue(conn)
     jobs = step(worker, 3).jobs
@@ -130,9 +127,6 @@ def test_a_late_end_takes_no_key_from_the_next_run(conn: Conn, dsn: str, worker:
     assert step(worker, 1).job
     assert list(lifecycle.finish_some(worker.conn, worker.name, [Ended(late, DONE)]).ended) == [late.job_id]
     assert keys_held(conn) == [worker.pid]
-
-
-# --- dead-locks ---
 
 
 def waiting_or_done(conn: Conn, worker: Worker, future: Future[object]) -> None:
@@ -248,9 +242,6 @@ def test_c5_a_cancellation_beside_a_faster_rate_is_no_deadlock(conn: Conn, dsn: 
         until(lambda: blocked(conn, one.pid), "the change to wait")
         stranger.rollback()
         canceling.result(), changing.result()
-
-
-# --- claims ---
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,6 @@ SELECT count(*) FROM dl_jobs a JOIN dl_jobs b ON a.lock_key = b.lock_key AND a.j
 """
 
 
-# --- the model ---
-
-
 @dataclass
 class ModelJob:
     """What a job should look like."""
@@ -174,9 +171,6 @@ class Model:
     def unlock(self, owner: str) -> None:
         """A session lets go of all that it holds."""
         self.locks = {key: who for key, who in self.locks.items() if who != owner}
-
-
-# --- the farm ---
 
 
 class Hands:

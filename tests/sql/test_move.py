@@ -71,9 +71,6 @@ def queue_of(conn: Conn, *job_ids: UUID) -> list[str]:
     return [row(conn, job_id)["queue"] for job_id in job_ids]
 
 
-# --- what moves ---
-
-
 def test_jobs_that_are_queued_run_or_are_dead_move_and_no_others(conn: Conn, worker: Worker) -> None:
     running = enqueue(conn)
     worker.take()
@@ -148,9 +145,6 @@ def test_at_most_a_thousand_in_a_transaction(conn: Conn) -> None:
     steps = move(conn)
     assert steps == [1_000, 1_000, 500, 0]
     assert value(conn, "SELECT max(n) FROM (SELECT count(*) AS n FROM dl_jobs GROUP BY xmin) by_transaction") == 1_000
-
-
-# --- the pause ---
 
 
 def test_nothing_starts_before_all_have_moved(conn: Conn, worker: Worker) -> None:
@@ -283,9 +277,6 @@ def test_a_row_that_stays_locked_ends_the_move(conn: Conn, worker: Worker, monke
     assert move(conn) == [1, 0]
 
 
-# --- refusals ---
-
-
 @pytest.mark.parametrize(
     ("source", "target", "words"),
     [
@@ -362,9 +353,6 @@ def test_a_source_that_was_paused_before_keeps_the_time_of_its_pause(conn: Conn)
     move(conn)
     found = operations.settings(conn, "q")
     assert (found["paused_at"], found["paused_by"]) == (paused_at, "queue move to to")
-
-
-# --- a storm ---
 
 
 def test_a_move_under_work_breaks_no_order(conn: Conn, dsn: str) -> None:

@@ -64,9 +64,6 @@ def due(conn: Conn, *job_ids: UUID) -> None:
         conn.execute(past, (list(job_ids),))
 
 
-# --- the place of a job in its key ---
-
-
 def test_a_job_of_an_ordered_queue_has_a_score_whoever_adds_it(ordered: Conn) -> None:
     """Its producer's, else its time of creation; a job of another queue has none."""
     given, ours, foreign = enqueue(ordered, score=2.5), enqueue(ordered), plain(ordered)
@@ -112,9 +109,6 @@ def test_a_row_without_a_score_gets_it_by_the_claim(ordered: Conn, worker: Worke
         ordered.execute("UPDATE dl_jobs SET score = NULL")
     assert ids(step(worker)) == [old]
     assert row(ordered, late)["score"] is not None
-
-
-# --- order ---
 
 
 @pytest.mark.parametrize("merge", [False, True])
@@ -261,9 +255,6 @@ def test_a_run_of_another_queue_or_key_holds_as_long_as_its_lease(
     assert ids(step(two)) == ([] if is_live else [waiting])
 
 
-# --- a dead job ---
-
-
 @pytest.mark.parametrize("way", ["requeue", "delete"])
 def test_a_dead_job_holds_its_key_where_the_queue_says_so(conn: Conn, worker: Worker, way: str) -> None:
     order(conn, on_dead="hold")
@@ -312,9 +303,6 @@ def test_a_job_behind_another_says_which(ordered: Conn, worker: Worker) -> None:
     first, second = behind_a_retry(ordered, worker)
     found = lifecycle.status(ordered, second)
     assert (found["waiting_for"]["reason"], found["waiting_for"]["job_id"]) == ("order", first)
-
-
-# --- merge ---
 
 
 def test_a_delivery_takes_all_jobs_of_the_key_in_their_order(merged: Conn, worker: Worker) -> None:
@@ -528,9 +516,6 @@ def test_a_delivery_is_retaken_as_one(merged: Conn, workers: Workers) -> None:
     assert keys_held(merged) == []
 
 
-# --- the switch ---
-
-
 def test_a_queue_with_a_backlog_is_switched_while_jobs_run(conn: Conn, one: Worker, two: Worker) -> None:
     jobs = [plain(conn, lock_key="k", priority=priority) for priority in (3, 2, 1)]
     other = plain(conn, queue="other")
@@ -609,9 +594,6 @@ def test_a_queue_that_is_not_ordered_cannot_merge(conn: Conn) -> None:
     with pytest.raises(operations.Contradiction, match="should be ordered as well"):
         operations.set_order(conn, "q", "test", merge=True)
     assert conn.execute("SELECT FROM dl_queues").fetchall() == []
-
-
-# --- retries that an operator kills ---
 
 
 def test_a_delivery_that_waits_for_its_retry_is_killed_and_what_came_since_starts(merged: Conn, worker: Worker) -> None:

@@ -38,8 +38,6 @@ SELECT DISTINCT lock_key FROM dl_jobs
 NO_SCORE = 1_000_000.0  # of a job whose producer gives none; it gets its time, which is above all scores here
 
 
-# --- the rules, without SQL; time is a number of hours that only `pass_time` moves ---
-
 DEAD = ("failed", "lost")
 
 
@@ -166,9 +164,6 @@ class Lowkiq:
                 each.at = self.now
 
 
-# --- the farm ---
-
-
 class Hands:
     """Two workers, an operator who watches, and a listener."""
 
@@ -217,8 +212,6 @@ class Farm(RuleBasedStateMachine):
         self.model = Lowkiq(False, 1, False)
         self.before: tuple[set[str], set[str]] = set(), set()
 
-    # --- who is who ---
-
     def pick(self, number: int, *statuses: str) -> tuple[UUID, Payload] | None:
         found = [pair for pair in self.model.jobs.items() if pair[1].status in statuses]
         return found[number % len(found)] if found else None
@@ -239,8 +232,6 @@ class Farm(RuleBasedStateMachine):
 
     def has_runs(self) -> bool:
         return any(self.held.values())
-
-    # --- producers ---
 
     @initialize(
         merge=st.booleans(),
@@ -275,8 +266,6 @@ class Farm(RuleBasedStateMachine):
         self.model.jobs[job_id] = Payload(
             key, task, NO_SCORE if score is None else score, number, most, self.model.now + wait
         )
-
-    # --- workers ---
 
     @rule(number=picks, most=st.integers(1, 3))
     def claim(self, number: int, most: int) -> None:
@@ -374,8 +363,6 @@ class Farm(RuleBasedStateMachine):
         worker.conn.execute("SELECT pg_advisory_unlock_all()")
         self.conn.execute("UPDATE dl_jobs SET claimed_pid = NULL WHERE claimed_pid IS NOT NULL")
 
-    # --- operators, and time ---
-
     @rule(number=picks)
     def cancel(self, number: int) -> None:
         if picked := self.pick(number, "queued", "running"):
@@ -413,8 +400,6 @@ class Farm(RuleBasedStateMachine):
             self.conn.execute("UPDATE dl_jobs SET available_at = available_at - make_interval(hours => %s)", (hours,))
         self.model.now += hours
         self.time_passed = True
-
-    # --- what must hold ---
 
     @invariant()
     def the_rows_are_as_the_rules_say(self) -> None:

@@ -466,9 +466,6 @@ def test_a_claim_that_is_over_gathers_nothing(conn: Conn, worker: Worker) -> Non
     assert waiting(conn) == 0
 
 
-# --- what a run triggers ---
-
-
 @dataclass
 class Part:
     day: date

@@ -48,9 +48,6 @@ def freed(conn: Conn, when: str) -> None:
     conn.execute("UPDATE dl_freed SET since = clock_timestamp() + %s::interval", (when,))
 
 
-# --- parked ---
-
-
 def test_only_the_rows_of_busy_keys_are_parked(conn: Conn, one: Worker, two: Worker) -> None:
     """Not those of a key whose lease is over, nor of another queue, nor of a key that a stranger's session has."""
     run(conn, one)
@@ -108,9 +105,6 @@ def test_a_claim_that_has_passed_a_few_rows_leaves_them(conn: Conn, one: Worker,
     free = plain(conn, priority=2)
     assert ids(step(two, 1)) == [free]
     assert value(conn, "SELECT count(*) FROM dl_jobs WHERE blocked_on = 'key'") == 0
-
-
-# --- the end of a run ---
 
 
 def test_a_claim_with_some_keys_does_not_read_on_for_long_among_busy_ones(conn: Conn, one: Worker, two: Worker) -> None:
@@ -223,9 +217,6 @@ def test_the_reaper_unparks_the_stranded(
     assert waits(conn, waiting, first, second) == ["key", None, "key"]
     assert two.notes() == ["q"]
     assert lifecycle.unpark_stranded(conn, None, 5) is None  # it goes on from key to key
-
-
-# --- the head leaves ---
 
 
 LEAVE = {
@@ -353,9 +344,6 @@ def test_rows_of_a_held_key_in_another_queue_are_left_to_that_queues_claims(conn
     assert waits(conn, here, there) == ["time", None]
 
 
-# --- locked ---
-
-
 def test_a_key_whose_parked_rows_are_all_locked_is_tried_again(conn: Conn, one: Worker, two: Worker) -> None:
     """Within a second, by the next claim of any queue; it says that there is something to come back for."""
     job = run(conn, one)
@@ -403,9 +391,6 @@ def test_a_claim_that_starts_a_job_reads_few_of_many_freed_keys(conn: Conn, one:
         assert value(one.conn, "SELECT seq_tup_read FROM pg_stat_xact_user_tables WHERE relname = 'dl_freed'") <= 100
 
 
-# --- the bookmark ---
-
-
 def locked_head(conn: Conn, number: int = 80) -> None:
     many(conn, number, "locked-%s", priority=1)
 
@@ -450,9 +435,6 @@ def test_the_order_of_a_key_holds_across_the_bookmark(conn: Conn, workers: Worke
         assert step(worker, 1, head=head).jobs == []
     assert ids(step(worker, 1, head=head)) == [before]
     assert state(conn, behind) == ("queued", 0)
-
-
-# --- other reasons to wait ---
 
 
 @pytest.mark.parametrize("change", ["available_at = now()", "queue = 'other'", "lock_key = 'other'"])

@@ -51,9 +51,6 @@ def noted(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
         return cursor.execute("SELECT * FROM dl_predictions WHERE job_id = %s", (job_id,)).fetchone()
 
 
-# --- what is read ---
-
-
 def test_a_queue_ends_when_its_workers_have_done_all_that_waits(conn: Conn) -> None:
     jobs = [enqueue(conn) for _ in range(4)]
     assert seconds(conn, *jobs) == [100, 100, 200, 200]
@@ -205,9 +202,6 @@ def test_nothing_is_said_of_a_job_behind_a_run_of_which_nothing_is_known(conn: C
     assert first < second
 
 
-# --- why nothing is said ---
-
-
 @pytest.mark.parametrize("company", [0, 1])
 def test_a_job_whose_key_a_dead_job_holds_has_no_end(conn: Conn, worker: Worker, company: int) -> None:
     operations.set_order(conn, "q", "anna", ordered=True, on_dead="hold")
@@ -259,9 +253,6 @@ def test_each_reason_why_nothing_is_predicted(conn: Conn, worker: Worker) -> Non
     assert of_job(conn, new)["reason"] == "merge"
 
 
-# --- what is learned ---
-
-
 def test_the_journal_teaches_how_long_runs_take(conn: Conn, worker: Worker) -> None:
     conn.execute("DELETE FROM dl_durations")
     for sec in (50, 70):
@@ -287,9 +278,6 @@ def test_only_the_latest_200_runs_are_kept(conn: Conn, worker: Worker) -> None:
         pass
     assert value(conn, "SELECT ARRAY[cardinality(seconds), runs] FROM dl_durations") == [200, 201]
     assert value(conn, "SELECT seconds[1] < 10 AND seconds[200] = 100 FROM dl_durations")
-
-
-# --- what is noted, and how right it was ---
 
 
 def noted_all(conn: Conn) -> list[tuple[str, int]]:
@@ -393,9 +381,6 @@ def test_one_reaper_at_a_time_predicts(conn: Conn, dsn: str) -> None:
         other.execute("SELECT pg_advisory_xact_lock(%s)", (predictions.LOCK,))
         assert predictions.note(conn, "") is None
     assert predictions.note(conn, "") == ("q", 0, None)
-
-
-# --- deadlines ---
 
 
 def test_a_deadline_that_is_going_to_be_missed_is_told_once_while_there_is_time(conn: Conn) -> None:

@@ -79,9 +79,6 @@ def session(dsn: str) -> psycopg.Connection:
     return psycopg.connect(dsn, autocommit=True)
 
 
-# --- functions ---
-
-
 def documented() -> dict[str, dict[str, bool]]:
     """The table of docs/roles.md: for each function, who may call it."""
     lines = DOCS.read_text("utf-8").partition("| functions | owner | farm |")[2].splitlines()[2:]
@@ -139,9 +136,6 @@ def test_a_deletion_needs_no_right_on_the_journal(conn: Conn, dsn: str, make_rol
     with session(theirs) as service:
         service.execute("DELETE FROM dl_jobs")
     assert value(conn, "SELECT count(*) FROM dl_job_events") == 0
-
-
-# --- roles that mean ill ---
 
 
 # They run with the owner's rights.
@@ -207,9 +201,6 @@ def test_only_a_farm_changes_what_there_is(conn: Conn, cast: Cast, role: str, st
     with session(getattr(cast, role)) as theirs, pytest.raises(errors.InsufficientPrivilege):
         theirs.execute(statement.encode())
     assert state(conn, job_id) == ("queued", 0)
-
-
-# --- what each role is for ---
 
 
 def test_a_farm_stores_results_and_who_reads_jobs_reads_them_but_no_producer(conn: Conn, cast: Cast) -> None:
@@ -402,9 +393,6 @@ def test_other_services_need_no_right_on_our_functions(conn: Conn, cast: Cast, m
         assert heard(ours.conn) == ["other"]
         assert ours.take("other").job_id == second
     assert kinds(conn, first) == ["queued", "picked", "done"]
-
-
-# --- how the rights are given ---
 
 
 def test_the_script_that_is_printed_is_what_is_done(own_db: str, make_role: Callable[[str], str]) -> None:

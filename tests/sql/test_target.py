@@ -118,9 +118,6 @@ def test_a_newer_run_waits_until_an_older_ones_session_is_gone(table: Conn, dsn:
             newer.result(PATIENCE)
 
 
-# A6: the queue was set back, by a failover or from a backup, and gives the same numbers out again ---------------
-
-
 def test_a6_two_runs_with_one_number_do_not_both_commit(table: Conn, dsn: str) -> None:
     """The queue lost the claim of the first. The second has the job: it leaps, and the first cannot commit any more."""
     job = uuid4()
@@ -231,9 +228,6 @@ def test_fences_of_long_ago_are_forgotten(table: Conn, dsn: str) -> None:
     table.execute("UPDATE dl_fence SET raised_at = now() - interval '31 days'")
     run(dsn, uuid4(), 1)
     assert value(table, "SELECT count(*) FROM dl_fence") == 1
-
-
-# --- a run of several jobs ---
 
 
 def test_a_newer_run_of_any_of_its_jobs_overtakes_a_run_of_several(table: Conn, dsn: str) -> None:

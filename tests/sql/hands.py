@@ -11,9 +11,9 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
-from patience import PATIENCE, until
+from patience import PATIENCE, until  # noqa: F401
 from psycopg import sql
-from psycopg.rows import dict_row
+from readings import blocked, buffers, heard, journal, keys_held, kinds, row, state, value, waits  # noqa: F401
 
 from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.enqueue import NewJob
@@ -25,8 +25,8 @@ BACKOFF_SEC = 15.0
 DONE = Finish("succeed")
 Conn = db.Connection
 # queued -> lost: a row comes back with its attempts spent; queued -> failed: an operator kills a retry.
-TRANSITIONS = {("queued", state) for state in ("running", "canceled", "failed", "lost")}
-TRANSITIONS |= {("running", state) for state in ("queued", "succeeded", "failed", "canceled", "lost")}
+TRANSITIONS = {("queued", status) for status in ("running", "canceled", "failed", "lost")}
+TRANSITIONS |= {("running", status) for status in ("queued", "succeeded", "failed", "canceled", "lost")}
 _keys = itertools.count(1)
 
 
@@ -98,49 +98,20 @@ def end_all(worker: Worker, jobs: Iterable[Job], verb: str = "succeed", **how: A
     return step(worker, 0, *(Ended(job, Finish(verb, **how)) for job in jobs))
 
 
-def waits(conn: psycopg.Connection[Any], *job_ids: UUID) -> list[str | None]:
-    """What each of these jobs waits for."""
-    return [row(conn, job_id)["blocked_on"] for job_id in job_ids]
-
-
 def successor(new: Worker, old: Worker) -> lifecycle.Session:
     """The session with which the old worker goes on, whose own was lost."""
     return lifecycle.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start)
 
 
-def heard(listener: psycopg.Connection[Any], channel: str = "dl_jobs") -> list[str]:
-    """The payloads a listening session got since it was last asked.
-
-    Notifications come in the order of the commits, so once its own mark is there nothing older is missing.
-    """
-    mark = uuid4().hex
-    notes = list(listener.notifies(timeout=0))
-    listener.execute("SELECT pg_notify(%s, %s)", (channel, mark))
-    while not any(note.payload == mark for note in notes):
-        notes += listener.notifies(timeout=PATIENCE, stop_after=1)
-    return [note.payload for note in notes if note.channel == channel and note.payload != mark]
-
-
 @contextmanager
-def started(step: Callable[[], Any], waits: int | None, observer: psycopg.Connection[Any]) -> Iterator[Future[Any]]:
-    """Run a step in a thread; with `waits`, go on once that backend is blocked by another."""
+def started(step: Callable[[], Any], pid: int | None, observer: psycopg.Connection[Any]) -> Iterator[Future[Any]]:
+    """Run a step in a thread; with `pid`, go on once that backend is blocked by another."""
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(step)
-        if waits is not None:
-            until(lambda: future.done() or blocked(observer, waits), f"backend {waits} to block")
+        if pid is not None:
+            until(lambda: future.done() or blocked(observer, pid), f"backend {pid} to block")
             assert not future.done(), f"was not blocked: {future.result()}"
         yield future
-
-
-def blocked(observer: psycopg.Connection[Any], pid: int) -> bool:
-    """Does this backend wait for a lock of another?"""
-    return bool(value(observer, "SELECT cardinality(pg_blocking_pids(%s)) > 0", pid))
-
-
-def value(conn: psycopg.Connection[Any], statement: str, *parameters: Any) -> Any:
-    """The first value of a statement's first row; None without one."""
-    row = conn.execute(statement, parameters or None).fetchone()
-    return row[0] if row else None
 
 
 def plain(conn: psycopg.Connection[Any], *, in_sec: float = 0, made_sec: float = 0, **columns: Any) -> UUID:
@@ -197,12 +168,6 @@ def ended_beside_locked_rows(conn: psycopg.Connection[Any], worker: Worker, job:
         yield
 
 
-def buffers(conn: psycopg.Connection[Any], statement: str, *parameters: Any) -> int:
-    """How many shared buffers a statement touches, with whatever its functions do."""
-    (plan,) = value(conn, "EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) " + statement, *parameters)
-    return plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
-
-
 def enqueue(conn: psycopg.Connection[Any], **more: Any) -> UUID:
     """Add a job as the API does."""
     new = {"queue": "q", "task": "t", "lock_key": f"key-{next(_keys)}"} | more
@@ -242,38 +207,3 @@ def remove(conn: db.Connection, job_id: UUID, by: str) -> None:
         assert lifecycle.prune(conn, 7 * 86_400.0, "-infinity", 10)[0] == 1
     else:
         conn.execute("DELETE FROM dl_jobs WHERE job_id = %s", (job_id,))
-
-
-def row(conn: psycopg.Connection[Any], job_id: UUID) -> dict[str, Any]:
-    """A job's row, every column."""
-    with conn.cursor(row_factory=dict_row) as cursor:
-        found = cursor.execute("SELECT *, now() AS now FROM dl_jobs WHERE job_id = %s", (job_id,)).fetchone()
-    assert found is not None
-    return found
-
-
-def state(conn: psycopg.Connection[Any], job_id: UUID) -> tuple[str, int]:
-    """A job's status and attempt."""
-    found = row(conn, job_id)
-    return found["status"], found["attempt"]
-
-
-def journal(conn: psycopg.Connection[Any], job_id: UUID) -> list[tuple[str, dict[str, Any]]]:
-    """A job's journal, in order."""
-    return conn.execute(
-        "SELECT kind, payload FROM dl_job_events WHERE job_id = %s ORDER BY event_id", (job_id,)
-    ).fetchall()
-
-
-def kinds(conn: psycopg.Connection[Any], job_id: UUID) -> list[str]:
-    """The kinds of a job's journal, in order."""
-    return [kind for kind, _ in journal(conn, job_id)]
-
-
-def keys_held(conn: psycopg.Connection[Any]) -> list[int]:
-    """The backends that hold an advisory lock in this database, once per lock."""
-    rows = conn.execute(
-        "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted"
-        " AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) ORDER BY pid"
-    )
-    return [pid for (pid,) in rows]

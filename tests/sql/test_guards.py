@@ -8,26 +8,10 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from hands import (
-    BACKOFF_SEC,
-    Conn,
-    Worker,
-    Workers,
-    enqueue,
-    heard,
-    journal,
-    kinds,
-    locked,
-    plain,
-    quietly,
-    row,
-    started,
-    successor,
-    until,
-    value,
-)
+from hands import BACKOFF_SEC, Conn, Worker, Workers, enqueue, locked, plain, quietly, started, successor, until
 from patience import PATIENCE
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from readings import heard, journal, kinds, row, value
 from test_order import BEFORE_THE_LOCK, at_gate
 
 from dataloader.farm import fence

@@ -4,23 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hands import (
-    Conn,
-    Worker,
-    Workers,
-    expire,
-    journal,
-    keys_held,
-    kinds,
-    many,
-    plain,
-    row,
-    started,
-    state,
-    successor,
-    until,
-    value,
-)
+from hands import Conn, Worker, Workers, expire, many, plain, started, successor, until
+from readings import journal, keys_held, kinds, row, state, value
 
 from dataloader.queue import lifecycle
 from dataloader.queue.job import Job

@@ -14,24 +14,8 @@ from uuid import UUID
 import psycopg
 import pytest
 from foreign import Foreign
-from hands import (
-    Conn,
-    Worker,
-    Workers,
-    blocked,
-    enqueue,
-    expire,
-    journal,
-    keys_held,
-    many,
-    plain,
-    row,
-    started,
-    state,
-    successor,
-    until,
-    value,
-)
+from hands import Conn, Worker, Workers, enqueue, expire, many, plain, started, successor, until
+from readings import blocked, journal, keys_held, row, state, value
 from test_order import at_gate
 
 from dataloader.queue import lifecycle

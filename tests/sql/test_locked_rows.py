@@ -8,25 +8,8 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from hands import (
-    BACKOFF_SEC,
-    DONE,
-    Conn,
-    Worker,
-    Workers,
-    blocked,
-    enqueue,
-    expire,
-    ids,
-    keys_held,
-    many,
-    plain,
-    row,
-    state,
-    step,
-    until,
-    value,
-)
+from hands import BACKOFF_SEC, DONE, Conn, Worker, Workers, enqueue, expire, ids, many, plain, step, until
+from readings import blocked, keys_held, row, state, value
 from test_lock import BEFORE_THE_NEXT_LOOK
 from test_order import at_gate
 

@@ -10,24 +10,8 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hands import (
-    PATIENCE,
-    Conn,
-    Worker,
-    Workers,
-    enqueue,
-    ids,
-    keys_held,
-    locked,
-    many,
-    plain,
-    row,
-    started,
-    state,
-    step,
-    until,
-    value,
-)
+from hands import PATIENCE, Conn, Worker, Workers, enqueue, ids, locked, many, plain, started, step, until
+from readings import keys_held, row, state, value
 
 from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.enqueue import NewJob

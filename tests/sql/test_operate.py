@@ -7,23 +7,8 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from hands import (
-    Conn,
-    Worker,
-    Workers,
-    enqueue,
-    journal,
-    keys_held,
-    kinds,
-    locked,
-    many,
-    plain,
-    quietly,
-    row,
-    started,
-    state,
-    value,
-)
+from hands import Conn, Worker, Workers, enqueue, locked, many, plain, quietly, started
+from readings import journal, keys_held, kinds, row, state, value
 
 from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.enqueue import NewJob, QueueFull, require_room

@@ -19,15 +19,12 @@ from hands import (
     ended_beside_locked_rows,
     expire,
     ids,
-    keys_held,
     locked,
     plain,
     quietly,
-    row,
     started,
-    state,
-    value,
 )
+from readings import keys_held, row, state, value
 
 from dataloader.queue import lifecycle
 from dataloader.queue.job import Job

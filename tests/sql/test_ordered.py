@@ -13,22 +13,16 @@ from hands import (
     enqueue,
     expire,
     ids,
-    journal,
-    keys_held,
-    kinds,
     locked,
     many,
     plain,
     quietly,
-    row,
     started,
-    state,
     step,
     successor,
     until,
-    value,
-    waits,
 )
+from readings import journal, keys_held, kinds, row, state, value, waits
 
 import dataloader
 from dataloader.queue import lifecycle, operations

@@ -4,25 +4,8 @@ from collections.abc import Callable
 from uuid import UUID
 
 import pytest
-from hands import (
-    DONE,
-    Conn,
-    Worker,
-    Workers,
-    age,
-    ended_beside_locked_rows,
-    expire,
-    ids,
-    kinds,
-    locked,
-    many,
-    plain,
-    row,
-    state,
-    step,
-    value,
-    waits,
-)
+from hands import DONE, Conn, Worker, Workers, age, ended_beside_locked_rows, expire, ids, locked, many, plain, step
+from readings import kinds, row, state, value, waits
 
 from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.job import Job

@@ -7,25 +7,8 @@ from uuid import UUID
 
 import pytest
 import structlog
-from hands import (
-    DONE,
-    Conn,
-    Worker,
-    Workers,
-    age,
-    enqueue,
-    expire,
-    journal,
-    keys_held,
-    locked,
-    plain,
-    row,
-    started,
-    state,
-    step,
-    until,
-    value,
-)
+from hands import DONE, Conn, Worker, Workers, age, enqueue, expire, locked, plain, started, step, until
+from readings import journal, keys_held, row, state, value
 
 from dataloader.config import WorkerSpec
 from dataloader.farm import worker as farm

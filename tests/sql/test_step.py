@@ -1,28 +1,9 @@
 """A step: ends are written and jobs claimed in one statement, one of each key, and nothing else changes hands."""
 
 import pytest
-from hands import (
-    DONE,
-    Conn,
-    Worker,
-    Workers,
-    enqueue,
-    expire,
-    ids,
-    journal,
-    keys_held,
-    kinds,
-    locked,
-    many,
-    plain,
-    quietly,
-    row,
-    state,
-    step,
-    value,
-    waits,
-)
+from hands import DONE, Conn, Worker, Workers, enqueue, expire, ids, locked, many, plain, quietly, step
 from psycopg.types.json import Jsonb, set_json_loads
+from readings import journal, keys_held, kinds, row, state, value, waits
 
 from dataloader.queue import lifecycle, operations
 from dataloader.queue.job import Finish, Status

@@ -126,9 +126,7 @@ def test_beside_jobs_of_others_a_bunch_is_followed_by_a_rest_whichever_reaper_ma
     assert [made.name for made in tick(conn)] == ["c"], "others have their turn"
 
 
-def test_beside_its_own_runs_and_what_ended_long_ago_a_backfill_is_made_without_a_rest(
-    conn: Conn, workers: Workers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_backfill_alone_is_made_without_a_rest(conn: Conn, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backfills, "AT_ONCE", 2)
     monkeypatch.setattr(backfills, "REST", 1e5)
     job_id = enqueue(conn)

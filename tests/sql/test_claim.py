@@ -124,9 +124,7 @@ def test_a_row_younger_than_its_claim_is_not_taken_for_one_of_the_future(conn: C
 
 
 @pytest.mark.parametrize("max_attempts", [5, 0])
-def test_a_row_that_was_never_placed_is_put_right_not_chewed_for_ever(
-    conn: Conn, worker: Worker, max_attempts: int
-) -> None:
+def test_a_row_that_was_never_placed_is_put_right_for_good(conn: Conn, worker: Worker, max_attempts: int) -> None:
     """No trigger saw its insert (a restore, a replica). That is no step, so the journal has no line."""
     with quietly(conn):
         job_id = plain(conn, in_sec=3_600, max_attempts=max_attempts)
@@ -152,10 +150,7 @@ def test_a_claim_that_wakes_only_rows_that_may_not_start_looks_again_for_more(co
     good = plain(conn)
     with quietly(conn):
         conn.execute("UPDATE dl_jobs SET blocked_on = 'time', available_at = created_at, cancel_requested = true")
-        conn.execute(
-            "UPDATE dl_jobs SET available_at = now(), cancel_requested = false WHERE job_id = %s",
-            (good,),
-        )
+        conn.execute("UPDATE dl_jobs SET available_at = now(), cancel_requested = false WHERE job_id = %s", (good,))
     claim = worker.claim()
     assert (claim.job, claim.look_again) == (None, True)
     assert worker.take().job_id == good

@@ -61,9 +61,7 @@ def test_of_few_keys_with_more_rows_a_sixteenth_is_left_to_others(conn: Conn, wo
     [{"cancel_requested": True}, {"attempt": 5}, {"limits": ["l"]}, {"in_sec": 60, "journaled": 2}],
     ids=["canceled", "spent", "limited", "early"],
 )
-def test_it_starts_nothing_behind_a_row_that_has_more_to_ask(
-    conn: Conn, worker: Worker, odd: dict[str, object]
-) -> None:
+def test_it_starts_nothing_behind_a_row_that_asks_more(conn: Conn, worker: Worker, odd: dict[str, object]) -> None:
     first = plain(conn)
     asks = plain(conn, **odd)
     plain(conn, lock_key="behind")

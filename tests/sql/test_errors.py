@@ -64,12 +64,9 @@ def test_the_next_end_clears_the_group_with_the_error(conn: Conn, worker: Worker
 
 
 @pytest.mark.parametrize(
-    ("end", "group"),
-    [("crash", "worker died on attempt #"), ("timeout", "worker died on attempt #"), ("drain", None)],
+    ("end", "group"), [("crash", "worker died on attempt #"), ("timeout", "worker died on attempt #"), ("drain", None)]
 )
-def test_a_dead_workers_end_has_the_group_of_its_reason(
-    conn: Conn, worker: Worker, end: str, group: str | None
-) -> None:
+def test_a_dead_workers_end_has_its_reasons_group(conn: Conn, worker: Worker, end: str, group: str | None) -> None:
     job_id = worker.start_new().job_id
     lifecycle.settle(conn, worker.name, end, "worker died")
     assert row(conn, job_id)["error_group"] == group
@@ -100,9 +97,7 @@ def test_a_killed_retry_keeps_its_group_and_one_without_an_error_gets_one(conn: 
 
 
 @pytest.mark.parametrize(("change", "group"), [(", error = 'no file 5'", "no file #"), ("", BOOM)])
-def test_another_services_error_takes_the_place_of_ours_in_its_group_too(
-    conn: Conn, worker: Worker, change: str, group: str
-) -> None:
+def test_an_error_of_another_service_has_its_own_group(conn: Conn, worker: Worker, change: str, group: str) -> None:
     job_id, other = ended(conn, worker, "retry"), ended(conn, worker, "fail", lock_key="other")
     conn.execute(f"UPDATE dl_jobs SET status = 'failed'{change} WHERE job_id = %s", (job_id,))
     assert (row(conn, job_id)["error_group"], row(conn, other)["error_group"]) == (group, BOOM)

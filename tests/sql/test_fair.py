@@ -261,9 +261,7 @@ def test_a_job_that_comes_back_keeps_its_turn(conn: Conn, worker: Worker, delay_
     assert worker.take().job_id == job.job_id
 
 
-def test_a_stuck_first_row_lets_no_newcomer_pass_the_others(
-    conn: Conn, dsn: str, worker: Worker, workers: Workers
-) -> None:
+def test_a_stuck_row_lets_no_newcomer_pass_the_others(conn: Conn, dsn: str, worker: Worker, workers: Workers) -> None:
     """Locked by a stranger, say: the clock of the queue shows more than the turn of that row."""
     share_out(conn)
     stuck = enqueue(conn, partition_key="stuck")

@@ -136,9 +136,7 @@ def test_what_was_written_in_doubt_is_there_once(conn: Conn, running: Any) -> No
     assert texts(conn, job.job_id) == ["one", "two", "three"]
 
 
-def test_last_words_that_the_worker_has_written_itself_are_there_once(
-    conn: Conn, running: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_last_words_of_a_dead_worker_are_there_once(conn: Conn, running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker died between its commit and the note that tells the keeper of it; one line was an hour old."""
     _, job = running
     slot = SharedSlots(1).slots[0]

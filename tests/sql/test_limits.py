@@ -142,9 +142,7 @@ def test_a_row_whose_lease_is_over_counts_until_it_is_recovered(conn: Conn, one:
         "DELETE FROM dl_jobs",
     ],
 )
-def test_a_place_goes_on_from_a_foreign_end_and_a_row_that_leaves(
-    conn: Conn, one: Worker, two: Worker, leaves: str
-) -> None:
+def test_a_place_passes_on_from_an_end_or_a_row_that_leaves(conn: Conn, one: Worker, two: Worker, leaves: str) -> None:
     allow(conn, most=1)
     first, second, third = jobs(conn, 3)
     run(one)

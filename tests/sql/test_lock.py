@@ -128,9 +128,7 @@ def test_c5_a_bulk_change_of_running_rows_beside_an_idle_claim_is_no_deadlock(co
                 assert claim.result().job is None
 
 
-def test_v15_an_open_foreign_transaction_on_a_running_row_stops_no_other_heartbeat(
-    conn: Conn, workers: Workers
-) -> None:
+def test_v15_an_open_foreign_transaction_on_a_running_row_stops_no_heartbeat(conn: Conn, workers: Workers) -> None:
     """An idle worker's look at the running rows must not wait with locks on other people's rows in its hands."""
     one, two, idle = workers(), workers(), workers()
     running = two_keys_busy(conn, one, two)

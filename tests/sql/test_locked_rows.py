@@ -128,12 +128,7 @@ def cancel(worker: Worker, job_ids: Sequence[UUID]) -> None:
 @pytest.mark.parametrize("ended", [1, -1])
 @pytest.mark.parametrize("scans", ["on", "off"])
 def test_c5_a_bulk_cancel_beside_a_batchs_end_is_no_deadlock(
-    conn: Conn,
-    dsn: str,
-    workers: Workers,
-    claimed: int,
-    ended: int,
-    scans: str,
+    conn: Conn, dsn: str, workers: Workers, claimed: int, ended: int, scans: str
 ) -> None:
     """Each stands at a row of its own, in the middle, until the other has begun; then both go on."""
     one, other = workers(), workers()

@@ -615,9 +615,7 @@ DRIFTS = {
 
 @pytest.mark.parametrize("change", DRIFTS)
 @pytest.mark.long
-def test_drift_is_named_and_put_back(
-    own_db: str, module_db: str, change: str, as_superuser: Callable[[str], str]
-) -> None:
+def test_drift_is_named_and_ended(own_db: str, module_db: str, change: str, as_superuser: Callable[[str], str]) -> None:
     with session(own_db) as conn, session(as_superuser(own_db) if change is INVALID else own_db) as other:
         assert migrations.drifted(conn) == []
         other.execute(change.encode())
@@ -661,9 +659,7 @@ def test_a_change_is_made_beside_a_working_queue(own_db: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII", "WIN1251"])
-def test_a_database_that_is_not_utf8_is_refused(
-    empty_db: str, encoding: str, as_superuser: Callable[[str], str]
-) -> None:
+def test_a_database_without_utf8_is_refused(empty_db: str, encoding: str, as_superuser: Callable[[str], str]) -> None:
     name = f"{conninfo_to_dict(empty_db)['dbname']}_{encoding.lower()}"
     made = sql.SQL("CREATE DATABASE {} ENCODING {} LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
     with psycopg.connect(as_superuser(empty_db), autocommit=True) as superuser:

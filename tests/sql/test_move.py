@@ -237,9 +237,7 @@ def test_a_producer_that_has_not_committed_is_not_waited_for(conn: Conn, dsn: st
     assert move(conn) == [1, 0]
 
 
-def test_a_row_that_a_worker_has_locked_is_tried_again(
-    conn: Conn, worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_a_worker_locks_is_tried_again(conn: Conn, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Running ones at once, with nothing held: no deadlock with a worker that locks the rows of its run."""
     monkeypatch.setattr(operations, "OLDER_SEC", PATIENCE)
     job = worker.start_new()

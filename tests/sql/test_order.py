@@ -80,9 +80,7 @@ COME_BACK: dict[str, Callable[[Conn, Worker, Job], object]] = {
 
 
 @pytest.mark.parametrize("come_back", COME_BACK)
-def test_a_job_that_comes_back_beside_a_claim_goes_before_the_next(
-    conn: Conn, one: Worker, two: Worker, come_back: str
-) -> None:
+def test_a_job_that_comes_back_beside_a_claim_goes_first(conn: Conn, one: Worker, two: Worker, come_back: str) -> None:
     """When the claim looked at the queue it was running; when the claim has its key, it waits again."""
     old, _ = two_of_a_key(conn)
     job = one.take()

@@ -342,9 +342,7 @@ def test_a_claim_of_large_keys_ends_with_the_key_that_makes_it_a_thousand(merged
         "DELETE FROM dl_jobs WHERE job_id = %s",
     ],
 )
-def test_a_delivery_waits_for_a_job_of_its_key_that_another_session_has_locked(
-    merged: Conn, one: Worker, two: Worker, hold: str, place: int
-) -> None:
+def test_a_delivery_waits_for_its_locked_job(merged: Conn, one: Worker, two: Worker, hold: str, place: int) -> None:
     """All jobs of the key or none, whatever becomes of the locked one; other keys go on, and the claim comes back."""
     jobs = [enqueue(merged, lock_key="k") for _ in range(4)]
     other = enqueue(merged, lock_key="l")

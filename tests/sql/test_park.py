@@ -429,9 +429,7 @@ def test_a_reason_to_wait_that_nobody_knows_is_left_alone(conn: Conn, worker: Wo
     assert (worker.claim().job, worker.claim("other").job) == (None, None)
 
 
-def test_a_time_ahead_goes_before_any_other_reason_and_one_that_is_past_is_none(
-    conn: Conn, one: Worker, two: Worker
-) -> None:
+def test_a_time_ahead_goes_before_any_other_reason_and_a_past_one_is_none(conn: Conn, one: Worker, two: Worker) -> None:
     run(conn, one)
     (waiting,) = parked(conn, two, 1)
     age(conn, waiting, "available_at", 1)

@@ -260,9 +260,7 @@ def test_a_producer_adds_jobs_in_every_way_and_learns_of_its_own(conn: Conn, cas
         assert (found[1], found[2], found[6]) == ("failed", 1, "no such table")
 
 
-def test_a_producers_search_path_has_no_say_in_what_the_table_refuses(
-    own_db: str, make_role: Callable[[str], str]
-) -> None:
+def test_a_producers_search_path_changes_nothing_of_the_checks(own_db: str, make_role: Callable[[str], str]) -> None:
     """By INSERT and by COPY: its own functions of these names let each row pass. A look at a row leaves the path."""
     cast = cast_on(own_db, make_role)
     with session(own_db) as owner:

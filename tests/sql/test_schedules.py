@@ -97,8 +97,7 @@ def test_a_job_has_what_its_schedule_says_and_its_journal_and_key_name_the_sched
 
 
 @pytest.mark.parametrize(
-    ("catch_up", "made"),
-    [("none", []), ("last", [at(3, 2)]), ("all", [at(3), at(3, 1), at(3, 2)])],
+    ("catch_up", "made"), [("none", []), ("last", [at(3, 2)]), ("all", [at(3), at(3, 1), at(3, 2)])]
 )
 def test_missed_due_times_go_by_catch_up(conn: Conn, catch_up: str, made: list[datetime]) -> None:
     add(conn, catch_up=catch_up)
@@ -142,9 +141,7 @@ def test_a_crowd_of_due_schedules_does_not_keep_the_reaper_from_leases_that_have
         assert duty.due_at <= reaper.now() or name == "a"
 
 
-def test_a_crowd_of_due_schedules_leaves_the_other_duties_their_time(
-    own_db: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crowd_of_due_schedules_leaves_other_duties_their_time(own_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between its duties the reaper makes jobs of schedules for 0.6 of its period, though all were to take longer."""
     settings, clock = Settings(dl_db_dsn=own_db, dl_reaper_period_sec=10), [0.0]
     signals, tick = SimpleNamespace(received=set()), schedules.tick
@@ -169,9 +166,7 @@ def test_a_crowd_of_due_schedules_leaves_the_other_duties_their_time(
     assert 6 <= clock[0] < 10
 
 
-def test_a_backlog_above_one_transaction_comes_last_in_the_next_round(
-    conn: Conn, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_backlog_of_two_rounds_comes_last_in_the_second(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedules, "AT_ONCE", 2)
     hour = value(conn, "SELECT date_trunc('hour', now())").astimezone(UTC)
     add(conn, "backlog", hour - timedelta(hours=5), interval_sec=600, catch_up="all")

@@ -34,9 +34,7 @@ def aside(worker: Worker) -> Aside | None:
     )
 
 
-def test_a_row_that_only_the_long_claim_reaches_is_set_aside(
-    own_db: str, worker: Worker, poison: Callable[..., UUID]
-) -> None:
+def test_a_row_of_the_long_claim_alone_is_set_aside(own_db: str, worker: Worker, poison: Callable[..., UUID]) -> None:
     """The trials repeat the long claim: a short one would start the row in front, and no failure would repeat."""
     operations.set_limit(worker.conn, "l", "test", most=5)
     good, odd = plain(worker.conn), poison(limits=["l"])

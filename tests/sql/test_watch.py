@@ -95,9 +95,7 @@ def test_a_round_goes_on_where_the_queues_cannot_be_counted(conn: Conn, dsn: str
 SHOWN = "SELECT worker, state, jobs, memory_bytes > 0 FROM dl_workers ORDER BY worker"
 
 
-def test_workers_are_shown_after_a_change_and_from_time_to_time(
-    conn: db.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_are_shown_after_changes_and_now_and_then(conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1_000.0]
     reads: list[int] = []
     monkeypatch.setattr(module, "now", lambda: clock[0])

@@ -322,9 +322,7 @@ def test_three_reapers_at_once_make_one_message(conn: Conn, dsn: str) -> None:
     assert [message["kind"] for message in sent].count("lag") == 1
 
 
-def test_a_reaper_that_dies_in_its_round_has_told_nothing_and_the_next_one_tells_all(
-    conn: Conn, dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_round_of_a_dead_reaper_is_made_again_whole(conn: Conn, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     add(conn)
     die(conn)
     noted(conn, "q", 720)

@@ -86,25 +86,21 @@ def workers(dsn: str) -> Iterator[Callable[[], Worker]]:
 
 @pytest.fixture
 def worker(workers: Callable[[], Worker]) -> Worker:
-    """One worker."""
     return workers()
 
 
 @pytest.fixture
 def one(workers: Callable[[], Worker]) -> Worker:
-    """The first of two workers."""
     return workers()
 
 
 @pytest.fixture
 def two(workers: Callable[[], Worker]) -> Worker:
-    """The second of two workers."""
     return workers()
 
 
 @pytest.fixture
 def foreign(dsn: str) -> Iterator[Foreign]:
-    """A worker of another service."""
     foreign = Foreign(dsn)
     yield foreign
     foreign.conn.close()

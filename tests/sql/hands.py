@@ -42,7 +42,6 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """The session's backend."""
         return self.conn.info.backend_pid
 
     def claim(self, queue_name: str = "q", backoff_sec: float = BACKOFF_SEC) -> Step:
@@ -89,7 +88,6 @@ def step(worker: Worker, most: int = 10, *ends: Ended, queue: str = "q", head: H
 
 
 def ids(jobs: Step | Iterable[Job]) -> list[UUID]:
-    """The jobs' ids, in their order."""
     return [job.job_id for job in (jobs.jobs if isinstance(jobs, Step) else jobs)]
 
 
@@ -194,7 +192,6 @@ def took(conn: psycopg.Connection[Any], job_id: UUID, sec: float) -> None:
 
 
 def expire(conn: psycopg.Connection[Any], job_id: UUID) -> None:
-    """Let a running job's lease run out."""
     age(conn, job_id, "lease_expires_at", 100_000)
 
 

@@ -15,7 +15,6 @@ def value(conn: psycopg.Connection[Any], statement: str, *parameters: Any) -> An
 
 
 def row(conn: psycopg.Connection[Any], job_id: UUID) -> dict[str, Any]:
-    """A job's row, every column."""
     with conn.cursor(row_factory=dict_row) as cursor:
         found = cursor.execute("SELECT *, now() AS now FROM dl_jobs WHERE job_id = %s", (job_id,)).fetchone()
     assert found is not None
@@ -23,25 +22,21 @@ def row(conn: psycopg.Connection[Any], job_id: UUID) -> dict[str, Any]:
 
 
 def state(conn: psycopg.Connection[Any], job_id: UUID) -> tuple[str, int]:
-    """A job's status and attempt."""
     found = row(conn, job_id)
     return found["status"], found["attempt"]
 
 
 def waits(conn: psycopg.Connection[Any], *job_ids: UUID) -> list[str | None]:
-    """What each of these jobs waits for."""
     return [row(conn, job_id)["blocked_on"] for job_id in job_ids]
 
 
 def journal(conn: psycopg.Connection[Any], job_id: UUID) -> list[tuple[str, dict[str, Any]]]:
-    """A job's journal, in order."""
     return conn.execute(
         "SELECT kind, payload FROM dl_job_events WHERE job_id = %s ORDER BY event_id", (job_id,)
     ).fetchall()
 
 
 def kinds(conn: psycopg.Connection[Any], job_id: UUID) -> list[str]:
-    """The kinds of a job's journal, in order."""
     return [kind for kind, _ in journal(conn, job_id)]
 
 

@@ -47,7 +47,6 @@ def ledger(conn: Conn, name: str = "b", status: str | None = None) -> list[tuple
 
 
 def end(conn: Conn, status: str, *days: str) -> None:
-    """Let the jobs of these days have ended so."""
     conn.execute(
         "UPDATE dl_jobs SET status = %s::dl_status, finished_at = now(), started_at = now() - interval '10 s'"
         " WHERE partition_key = ANY (%s)",

@@ -28,7 +28,6 @@ TEXTS = [
 
 
 def ended(conn: Conn, worker: Worker, verb: str, group: str | None = BOOM, **new: Any) -> UUID:
-    """A job whose run has ended so."""
     job_id = enqueue(conn, **new)
     worker.finish(worker.take(new.get("queue", "q")), verb, error="row 7 is wrong", error_group=group, delay_sec=60)
     return job_id

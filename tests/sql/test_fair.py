@@ -15,18 +15,15 @@ from dataloader.queue.enqueue import enqueue_many as add_many
 
 
 def after(minutes: float) -> datetime:
-    """So many minutes from now."""
     return datetime.now(UTC) + timedelta(minutes=minutes)
 
 
 def add_all(conn: Conn, *jobs: dict[str, Any]) -> list[UUID]:
-    """Add these jobs in one list."""
     new = [NewJob(**{"queue": "q", "task": "t", "lock_key": str(uuid4())} | job) for job in jobs]
     return [job_id for job_id, _ in add_many(conn, new)]
 
 
 def by_sql(conn: Conn, **more: Any) -> UUID:
-    """Add a job by the SQL function for producers."""
     given = {"queue": "q", "task": "t", "lock_key": str(uuid4())} | more
     names = ", ".join(f"{name} => %({name})s" for name in given)
     row = conn.execute(f"SELECT dl_enqueue({names})".encode(), given).fetchone()
@@ -34,12 +31,10 @@ def by_sql(conn: Conn, **more: Any) -> UUID:
 
 
 def one(conn: Conn, **more: Any) -> UUID:
-    """Add a job as a producer in Python does."""
     return add_one(conn, queue="q", task="t", lock_key=str(uuid4()), schema="public", **more)[0]
 
 
 def listed(conn: Conn, **more: Any) -> UUID:
-    """Add a job in a list."""
     return add_all(conn, more)[0]
 
 
@@ -51,7 +46,6 @@ ADDERS: dict[str, Callable[..., UUID]] = {
 
 
 def share_out(conn: Conn, by: str | None = "partition_key") -> None:
-    """Let the queue be fair."""
     operations.set_order(conn, "q", "test", fair_by=by)
 
 

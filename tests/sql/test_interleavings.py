@@ -75,7 +75,6 @@ class Stage:
         self.blockings = 0
 
     def reset(self) -> None:
-        """Two jobs of one key, nothing held, nothing remembered."""
         self.conn.execute("DELETE FROM dl_jobs")
         self.conn.execute("DELETE FROM history")
         self.jobs = [enqueue(self.conn, lock_key="k", priority=n, max_attempts=MAX_ATTEMPTS) for n in range(2)]
@@ -145,7 +144,6 @@ class Stage:
 
 
 def take(stage: Stage, actor: Actor, step: str) -> None:
-    """One step of one actor."""
     if step.startswith("begin+"):
         actor.conn.execute("BEGIN")
         actor.open = True

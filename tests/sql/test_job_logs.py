@@ -19,7 +19,6 @@ from dataloader.queue.run_log import RunLog
 
 
 def written(job: Job, *texts: str, most: int = 65_536) -> RunLog:
-    """The log of a run that has written these lines."""
     run = RunLog(job, most, monotonic())
     for text in texts:
         run.add(monotonic(), "info", "stdout", text)
@@ -32,7 +31,6 @@ def texts(conn: Conn, job_id: UUID, **more: Any) -> list[str]:
 
 @pytest.fixture
 def running(worker: Worker) -> tuple[Worker, Job]:
-    """A worker and its running job."""
     return worker, worker.start_new()
 
 

@@ -29,7 +29,6 @@ STRANGERS: dict[str, Callable[[Job], Job]] = {
 
 
 def everything(conn: Conn) -> tuple[list[Any], list[Any]]:
-    """All rows and all events."""
     jobs = conn.execute("SELECT dl_jobs::text FROM dl_jobs ORDER BY job_id").fetchall()
     return jobs, conn.execute("SELECT dl_job_events::text FROM dl_job_events ORDER BY event_id").fetchall()
 

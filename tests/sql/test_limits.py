@@ -48,7 +48,6 @@ def claim(worker: Worker, most: int = 1, queue: str = "q") -> Step:
 
 
 def run(*workers: Worker) -> list[Job]:
-    """A job for each of these workers."""
     return [worker.take() for worker in workers]
 
 

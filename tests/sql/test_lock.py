@@ -199,7 +199,6 @@ class Storm:
         self.guard = threading.Lock()
 
     def run(self) -> None:
-        """Fill, work, judge."""
         chance = random.Random(self.seed)
         queues = ("a", "b")
         keys = [f"k{number}" for number in range(chance.choice((1, 2, 3, 5)))]
@@ -216,7 +215,6 @@ class Storm:
         assert self.forgotten == []
 
     def produce(self, jobs: list[tuple[str, str, int]], chance: random.Random) -> None:
-        """Insert while the workers work."""
         with psycopg.connect(self.dsn, autocommit=True) as conn:
             for name, key, priority in jobs:
                 plain(conn, queue=name, lock_key=key, priority=priority, in_sec=chance.choice((0, 0, 0, 0.01)))
@@ -229,7 +227,6 @@ class Storm:
                 self.over.send(b"." * 64)
 
     def work(self, name: str, chance: random.Random) -> None:
-        """One of our workers."""
         worker = Worker(self.dsn, f"{name}:{chance.random()}")
         with closing(worker.conn) as conn:
             while self.left and not self.forgotten:
@@ -245,7 +242,6 @@ class Storm:
                     self.wait(conn, name, claim.due_in)
 
     def busy(self, chance: random.Random) -> None:
-        """The job's work."""
         if pause := chance.choice((0, 0, 0.001, 0.005)):
             time.sleep(pause)
 

@@ -44,7 +44,6 @@ class Traffic:
         self.steps: list[Future[None]] = []
 
     def timed(self, kind: str, step: Callable[[], Any]) -> Any:
-        """Do the step and note how long it took."""
         begun = time.monotonic()
         answer = step()
         self.waits[kind].append(time.monotonic() - begun)
@@ -60,7 +59,6 @@ class Traffic:
                 self.timed("insert", lambda key=f"new-{number}-{count}": plain(conn, lock_key=key))
 
     def work(self) -> None:
-        """Claim and finish by the plain protocol."""
         foreign = Foreign(self.dsn)
         with foreign.conn:
             while not self.done.is_set():
@@ -70,7 +68,6 @@ class Traffic:
                     self.done.wait(IDLE_SEC)
 
     def count(self, kind: str = "finish") -> int:
-        """How many steps of this kind were done."""
         return len(self.waits[kind])
 
     def goes_on(self, more: int = 50) -> None:
@@ -80,11 +77,9 @@ class Traffic:
         assert not self.has_failed()
 
     def has_failed(self) -> bool:
-        """Has anybody left before the end?"""
         return any(step.done() for step in self.steps)
 
     def longest(self) -> dict[str, float]:
-        """The longest step of each kind, in seconds."""
         return {kind: max(waits) for kind, waits in self.waits.items()}
 
 
@@ -109,7 +104,6 @@ def traffic(dsn: str, per_sec: float) -> Iterator[Traffic]:
 
 
 def contract_tables(dsn: str, rows: int) -> None:
-    """The contract's tables with so many rows and their journal."""
     with session(dsn) as conn:
         conn.execute(CONTRACT)
         conn.execute(CONTRACT_TRIGGERS)

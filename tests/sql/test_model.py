@@ -54,8 +54,6 @@ SELECT count(*) FROM dl_jobs a JOIN dl_jobs b ON a.lock_key = b.lock_key AND a.j
 
 @dataclass
 class ModelJob:
-    """What a job should look like."""
-
     key: str
     priority: int
     max_attempts: int
@@ -82,7 +80,6 @@ class ModelJob:
         self.story.append({"succeeded": "done", "queued": "requeue"}.get(self.status, self.status))
 
     def start(self, by: str) -> None:
-        """It runs from now on."""
         self.status, self.by, self.live = "running", by, True
         self.attempt += 1
         self.story.append("picked")
@@ -139,7 +136,6 @@ class Model:
         return odd, None
 
     def first_of(self, key: str) -> ModelJob:
-        """The first row of a key, parked or not."""
         return next(job for job in self.ready() if job.key == key)
 
     def put_off(self, parked: set[UUID]) -> int:
@@ -154,7 +150,6 @@ class Model:
         return len(refused)
 
     def start(self, job: ModelJob, worker: str) -> None:
-        """The key is the worker's, and a back-off is over."""
         self.locks[job.key] = worker
         job.start(worker)
         job.claims, job.backoffs = job.claims + 1, 0
@@ -169,7 +164,6 @@ class Model:
         return None
 
     def unlock(self, owner: str) -> None:
-        """A session lets go of all that it holds."""
         self.locks = {key: who for key, who in self.locks.items() if who != owner}
 
 
@@ -186,7 +180,6 @@ class Hands:
         self.pids[FOREIGN] = self.foreign.conn.info.backend_pid
 
     def reset(self) -> None:
-        """Nothing queued, nothing held."""
         self.conn.execute("DELETE FROM dl_jobs")
         for session in (*self.workers, self.foreign):
             session.conn.execute("SELECT pg_advisory_unlock_all()")
@@ -222,12 +215,10 @@ class Farm(RuleBasedStateMachine):
         hands.reset()
 
     def pick(self, number: int, status: str | None = None) -> tuple[UUID, ModelJob] | None:
-        """One of the jobs."""
         found = [pair for pair in self.model.jobs.items() if status is None or pair[1].status == status]
         return found[number % len(found)] if found else None
 
     def mine(self, worker: Worker) -> ModelJob | None:
-        """The worker's job in the model, if it is still its own."""
         job = self.model.jobs[self.held[worker.name].job_id]
         return job if job.by == worker.name else None
 
@@ -399,7 +390,6 @@ class Farm(RuleBasedStateMachine):
 
 
 def seen(job: ModelJob) -> tuple[Any, ...]:
-    """A row, by the model."""
     by = None if job.by == FOREIGN else job.by
     return job.status, job.attempt, job.claims, job.backoffs, job.cancel, job.force, by
 

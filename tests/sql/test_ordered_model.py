@@ -73,12 +73,10 @@ class Lowkiq:
     jobs: dict[UUID, Payload] = field(default_factory=dict)
 
     def of(self, key: str, *statuses: str) -> list[Payload]:
-        """The jobs of a key, in their order."""
         found = [job for job in self.jobs.values() if job.key == key and job.status in statuses]
         return sorted(found, key=lambda job: (job.score, job.number))
 
     def keys(self) -> set[str]:
-        """The keys that ever had a job."""
         return {job.key for job in self.jobs.values()}
 
     def due_at(self, key: str) -> int | None:
@@ -92,7 +90,6 @@ class Lowkiq:
         return max(tried) if tried else min(job.at for job in queued)
 
     def due(self) -> set[str]:
-        """The keys that may start now."""
         return {key for key in self.keys() if (at := self.due_at(key)) is not None and at <= self.now}
 
     def next_due(self) -> int | None:
@@ -176,7 +173,6 @@ class Hands:
             close.callback(session.conn.close)
 
     def reset(self, merge: bool, limit: int, holds: bool) -> None:
-        """Nothing queued, nothing held."""
         self.conn.execute("DELETE FROM dl_jobs")
         self.conn.execute(
             "INSERT INTO dl_queues (queue, ordered, merge, merge_limit, on_dead)"
@@ -202,8 +198,6 @@ mosts = st.integers(1, 3)
 
 
 class Farm(RuleBasedStateMachine):
-    """Each rule is a step of the farm and of its model."""
-
     def __init__(self, hands: Hands) -> None:
         super().__init__()
         self.hands, self.conn = hands, hands.conn
@@ -440,13 +434,11 @@ class Farm(RuleBasedStateMachine):
 
 
 def done(jobs: list[Job]) -> Iterator[tuple[Job, Any]]:
-    """The ends of runs that went well."""
     for job in jobs:
         yield job, decide(Delivery((job,)), Outcome(End.DONE))[0]
 
 
 def seen(job: Payload, now: int) -> tuple[Any, ...]:
-    """A row, by the rules."""
     attempt = job.attempt if job.status not in ("succeeded", "canceled") else None
     return job.status, attempt, job.by, max(0, job.at - now) if job.status == "queued" else None
 

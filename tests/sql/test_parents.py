@@ -30,7 +30,6 @@ def child(conn: Conn, *of: UUID, on: str = "cancel", **fields: Any) -> UUID:
 
 
 def place(conn: Conn, job_id: UUID) -> Place:
-    """Its state, and what it waits for."""
     found = row(conn, job_id)
     return found["status"], found["blocked_on"]
 

@@ -21,7 +21,6 @@ def parked(conn: Conn, claimant: Worker, number: int, queue: str = "q", key: str
 
 
 def run(conn: Conn, worker: Worker, queue: str = "q", key: str = "k") -> Job:
-    """A run of the key."""
     plain(conn, queue=queue, lock_key=key, priority=0)
     return worker.take(queue)
 

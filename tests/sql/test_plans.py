@@ -70,7 +70,6 @@ def short_step(most: int = 1) -> str:
 
 
 def ten(column: str, where: str, order: str = "created_at") -> str:
-    """An array of ten rows' values."""
     return f"ARRAY(SELECT {column} FROM dl_jobs WHERE {where} ORDER BY {order} LIMIT 10)"
 
 
@@ -171,7 +170,6 @@ UNVACUUMED = "ALTER TABLE dl_jobs SET (autovacuum_enabled = off)"
 
 @pytest.fixture
 def thousand(own_db: str) -> Iterator[Conn]:
-    """A queue with a thousand rows."""
     with db.connect(own_db, name="few", schema="public") as conn:
         conn.execute(UNVACUUMED)
         filled(conn, THOUSAND)
@@ -238,7 +236,6 @@ def plan_of(conn: psycopg.Connection[Any], query: str, queue: str, mode: str) ->
 
 
 def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every node of a plan."""
     yield plan
     for child in plan.get("Plans", []):
         yield from nodes(child)

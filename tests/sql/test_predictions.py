@@ -40,13 +40,11 @@ def seconds(conn: Conn, *job_ids: UUID, queue: str = "q") -> list[int | None]:
 
 
 def of_job(conn: Conn, job_id: UUID) -> dict[str, Any]:
-    """What is told of a job."""
     job = predictions.job(conn, job_id)
     return predictions.job_prediction(outlook(conn, job["queue"]), job)
 
 
 def noted(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
-    """The row of a job's prediction."""
     with conn.cursor(row_factory=psycopg.rows.dict_row) as cursor:
         return cursor.execute("SELECT * FROM dl_predictions WHERE job_id = %s", (job_id,)).fetchone()
 
@@ -291,7 +289,6 @@ def noted_all(conn: Conn) -> list[tuple[str, int]]:
 
 
 def with_lengths(conn: Conn) -> None:
-    """The reaper has counted the queues."""
     conn.execute("DELETE FROM dl_lengths")
     stats.note_lengths(conn, 0)
 

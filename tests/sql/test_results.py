@@ -22,7 +22,6 @@ def result(conn: Conn, job_id: UUID) -> Any:
 
 
 def kept(conn: Conn) -> list[Any]:
-    """The claims and results that are stored."""
     return conn.execute("SELECT claim, result FROM dl_results ORDER BY claim").fetchall()
 
 

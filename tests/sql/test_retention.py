@@ -36,12 +36,10 @@ def many_ended(conn: Conn, number: int, days_ago: float, events: int = 1) -> Non
 
 
 def prune(conn: Conn, days: float = 7, limit: int = 500, since: str = "-infinity") -> int:
-    """One batch; the number of jobs deleted."""
     return lifecycle.prune(conn, days * DAY, since, limit)[0]
 
 
 def left(conn: Conn) -> set[UUID]:
-    """The jobs that are there."""
     return {job_id for (job_id,) in conn.execute("SELECT job_id FROM dl_jobs")}
 
 

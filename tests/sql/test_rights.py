@@ -50,7 +50,6 @@ class Cast:
     stranger: str
 
     def name(self, role: str) -> str:
-        """As the server knows it."""
         return str(conninfo_to_dict(getattr(self, role))["user"])
 
 
@@ -75,7 +74,6 @@ def cast(dsn: str, roles: Cast) -> Cast:
 
 
 def session(dsn: str) -> psycopg.Connection:
-    """As any client opens it."""
     return psycopg.connect(dsn, autocommit=True)
 
 

@@ -59,7 +59,6 @@ def poison(own_db: str) -> Callable[..., UUID]:
 
 @pytest.fixture
 def worker(own_db: str) -> Iterator[Worker]:
-    """The worker of these tests."""
     worker = Worker(own_db, "host:1:boot")
     with worker.conn:
         yield worker

@@ -34,7 +34,6 @@ class Journal:
         self.rows: list[tuple[datetime, UUID, str, str, str]] = []
 
     def job(self, ago: timedelta, task: str = "", queue: str = "") -> None:
-        """A job with its rows of the journal."""
         chance, job_id = self.chance, uuid4()
         task, queue = task or chance.choice(["load", "<script>", "../..", "x" * 800]), queue or chance.choice("ab")
         due = self.now - ago
@@ -85,7 +84,6 @@ class Journal:
         self.values[task, queue, at, figure].append(number)
 
     def write(self) -> None:
-        """Write the rows, in the order in which they happened."""
         for at, job_id, queue, kind, payload in sorted(self.rows, key=itemgetter(0)):
             self.conn.execute(
                 "INSERT INTO dl_job_events (job_id, queue, ts, kind, payload) VALUES (%s, %s, %s, %s, %s)",

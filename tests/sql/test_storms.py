@@ -252,7 +252,6 @@ def operate(storm: Storm, number: int) -> None:
 
 
 def some(conn: Conn, *statuses: str) -> list[UUID]:
-    """A few jobs of the keys that are not calm."""
     rows = conn.execute(
         "SELECT job_id FROM dl_jobs WHERE status::text = ANY (%s) AND lock_key::int %% 4 < 2 ORDER BY random() LIMIT 2",
         (list(statuses),),

@@ -47,7 +47,6 @@ KEYS = pytest.mark.parametrize("keys", [False, True], ids=["no keys", "keys"])
 
 
 def stored(conn: Conn, column: str) -> list[Any]:
-    """This column of all jobs, in the order of their keys."""
     found = conn.execute(f"SELECT {column} FROM dl_jobs ORDER BY lock_key".encode()).fetchall()
     return [each for (each,) in found]
 

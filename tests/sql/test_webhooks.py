@@ -37,7 +37,6 @@ def die(conn: Conn, number: int = 1, queue: str = "q", error: str = "no", age_se
 
 
 def messages(conn: psycopg.Connection[Any], webhook: str = "ops") -> list[dict[str, Any]]:
-    """The messages for this webhook so far, the oldest first."""
     rows = conn.execute(
         "SELECT message FROM dl_messages JOIN dl_jobs USING (job_id)"
         " WHERE task = %s AND webhook = %s ORDER BY created_at",

@@ -86,22 +86,16 @@ def test_where_the_warm_ones_are_busy_the_queues_order_counts(conn: Conn, one: W
     assert models(claim(two, "a")) == "c"
 
 
-def test_where_others_have_locked_what_most_want_any_job_will_do(conn: Conn, worker: Worker) -> None:
-    locked = jobs(conn, "bb")
-    jobs(conn, "c")
-    with conn.transaction():
-        conn.execute("SELECT FROM dl_jobs WHERE job_id = ANY (%s) FOR UPDATE", (locked,))
-        assert models(claim(worker, "a")) == "c"
-
-
-def test_a_claim_whose_second_is_over_still_looks_for_what_is_not_warm(conn: Conn, worker: Worker) -> None:
-    """Its first queue may have taken the second; what is warm, what most want and any job have a round each."""
+@pytest.mark.parametrize("is_late", [False, True])
+def test_where_others_have_locked_what_most_want_any_job_will_do(conn: Conn, worker: Worker, is_late: bool) -> None:
+    """What is warm, what most want and any job have a round each, also where the first queue took its second."""
     locked = jobs(conn, "bb")
     jobs(conn, "c")
     with conn.transaction(), worker.conn.transaction():
         conn.execute("SELECT FROM dl_jobs WHERE job_id = ANY (%s) FOR UPDATE", (locked,))
-        worker.conn.execute("SELECT pg_sleep(1.01)")  # the second begins with the claim's transaction
-        assert models(claim(worker, "a", most=5)) == "c"
+        if is_late:
+            worker.conn.execute("SELECT pg_sleep(1.01)")  # the second begins with the claim's transaction
+        assert models(claim(worker, "a", most=5 if is_late else 1)) == "c"
 
 
 def test_a_claim_says_up_to_where_it_has_passed_jobs_over(conn: Conn, worker: Worker) -> None:
@@ -136,11 +130,12 @@ def test_an_ordered_queue_keeps_its_order(conn: Conn, worker: Worker) -> None:
 
 
 def test_jobs_of_some_tasks_are_passed_over_and_the_claim_says_so(conn: Conn, worker: Worker) -> None:
+    """They hide no other job, also none of a worse priority."""
     big = plain(conn, task="big")
     plain(conn, task="big")
-    small = plain(conn, task="small")
+    others = [plain(conn, task="small", priority=priority) for priority in (100, 101)]
     found = claim(worker, without=["big"], most=5)
-    assert [job.job_id for job in found.jobs] == [small]
+    assert [job.job_id for job in found.jobs] == others
     assert found.left_out == ("big", row(conn, big)["created_at"])
     again = claim(worker, without=["big"])
     assert (again.jobs, again.due_in, again.look_again) == ([], 1, False)
@@ -148,34 +143,22 @@ def test_jobs_of_some_tasks_are_passed_over_and_the_claim_says_so(conn: Conn, wo
     assert claim(worker).job.job_id == big
 
 
-def test_what_is_left_out_hides_no_job_of_a_worse_priority(conn: Conn, worker: Worker) -> None:
-    plain(conn, task="big", priority=1)
-    small = plain(conn, task="small", priority=2)
-    assert claim(worker, without=["big"]).job.job_id == small
-
-
-def test_a_job_that_waited_for_its_time_is_due_since_then(conn: Conn, worker: Worker) -> None:
+def test_a_job_is_left_out_since_it_is_due(conn: Conn, worker: Worker) -> None:
+    """One that waits in any case is not left out."""
+    plain(conn, task="big", in_sec=60)
+    plain(conn, task="big", queue="other")
+    assert claim(worker, without=["big"]).left_out is None
     job_id = plain(conn, task="big", in_sec=-5, made_sec=-60)
     found = claim(worker, without=["big"])
     assert found.left_out.since - row(conn, job_id)["created_at"] == timedelta(seconds=55)
 
 
-def test_a_job_that_waits_in_any_case_is_not_left_out(conn: Conn, worker: Worker) -> None:
-    plain(conn, task="big", in_sec=60)
-    plain(conn, task="big", queue="other")
-    assert claim(worker, without=["big"]).left_out is None
-
-
 def test_a_claim_reads_a_thousand_jobs_that_it_passes_over_and_no_more(conn: Conn, worker: Worker) -> None:
+    """So a job far behind is not left out."""
     many(conn, 1_100, "key-%s")
     plain(conn, task="small")
     found = claim(worker, without=["t"])
     assert (found.jobs, found.left_out is not None) == ([], True)
     assert value(conn, "SELECT count(*) FROM dl_jobs WHERE blocked_on IS NOT NULL") == 0
-
-
-def test_a_job_far_behind_is_not_left_out(conn: Conn, worker: Worker) -> None:
-    many(conn, 1_100, "key-%s")
-    plain(conn, task="big")
-    found = claim(worker, without=["big"])
+    found = claim(worker, without=["small"])
     assert (len(found.jobs), found.left_out) == (1, None)

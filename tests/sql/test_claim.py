@@ -8,16 +8,6 @@ from hands import Conn, Worker, age, enqueue, journal, kinds, many, plain, quiet
 from dataloader.queue import lifecycle
 
 
-def test_the_best_is_the_lowest_priority_then_the_oldest(conn: Conn, worker: Worker) -> None:
-    young = plain(conn, priority=50, made_sec=-10)
-    late = plain(conn, priority=100, made_sec=-99)
-    old = plain(conn, priority=50, made_sec=-20)
-    first = plain(conn, priority=0, made_sec=-1)
-    claimed = [worker.take().job_id for _ in range(4)]
-    assert claimed == [first, old, young, late]
-    assert worker.claim().job is None
-
-
 def test_a_row_of_the_contracts_columns_is_all_a_producer_needs(conn: Conn, worker: Worker) -> None:
     job = worker.start_new(plain, lock_key="k", args='{"a": 1}', partition_key="p", idempotency_key="i")
     assert (job.queue, job.task, job.args_json) == ("q", "t", '{"a": 1}')
@@ -115,12 +105,14 @@ def test_c1_one_claim_never_takes_more_than_one_row(conn: Conn, worker: Worker) 
         assert value(conn, "SELECT count(*) FROM dl_job_events WHERE kind = 'picked'") == taken
 
 
-def test_a_row_younger_than_its_claim_is_not_taken_for_one_of_the_future(conn: Conn, worker: Worker) -> None:
-    """A claim that waited has an old now(); what was inserted meanwhile is due all the same."""
+def test_a_row_younger_than_its_claim_is_due_and_starts_after_it_was_queued(conn: Conn, worker: Worker) -> None:
+    """A claim that waited has an old now(), and what was inserted meanwhile is due all the same."""
     with worker.conn.transaction():
         value(worker.conn, "SELECT now()")
-        job_id = plain(conn)
-        assert worker.take().job_id == job_id
+        by_sql, job_id = plain(conn), enqueue(conn)
+        assert {worker.take().job_id, worker.take().job_id} == {by_sql, job_id}
+    queued, picked = conn.execute("SELECT ts FROM dl_job_events WHERE job_id = %s ORDER BY event_id", (job_id,))
+    assert queued < picked
 
 
 @pytest.mark.parametrize("max_attempts", [5, 0])
@@ -132,16 +124,6 @@ def test_a_row_that_was_never_placed_is_put_right_for_good(conn: Conn, worker: W
     assert worker.claim().due_in == pytest.approx(3_600, abs=60)
     assert (state(conn, job_id), row(conn, job_id)["blocked_on"]) == (("queued", 0), "time")
     assert kinds(conn, job_id) == []
-
-
-def test_a_start_is_journaled_at_its_time_and_not_at_the_claims_beginning(conn: Conn, worker: Worker) -> None:
-    """The row may be younger than the claim that finds it."""
-    with worker.conn.transaction():
-        worker.conn.execute("SELECT now()")
-        job_id = enqueue(conn)
-        worker.take()
-    queued, picked = conn.execute("SELECT ts FROM dl_job_events WHERE job_id = %s ORDER BY event_id", (job_id,))
-    assert queued < picked
 
 
 def test_a_claim_that_wakes_only_rows_that_may_not_start_looks_again_for_more(conn: Conn, worker: Worker) -> None:

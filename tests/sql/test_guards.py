@@ -11,7 +11,7 @@ import pytest
 from hands import BACKOFF_SEC, Conn, Worker, Workers, enqueue, locked, plain, quietly, started, successor, until
 from patience import PATIENCE
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from readings import heard, journal, kinds, row, value
+from readings import heard, journal, keys_held, kinds, row, value
 from test_order import BEFORE_THE_LOCK, at_gate
 
 from dataloader.farm import fence
@@ -100,13 +100,23 @@ def test_a_run_ends_once_in_the_journal_whatever_a_role_has_written_to_the_count
 
 
 @pytest.mark.parametrize(("status", "lease"), [("running", "-1 s"), ("succeeded", "1 h")])
-def test_a_key_held_without_a_live_run_is_put_off(conn: Conn, worker: Worker, status: str, lease: str) -> None:
-    """A lease that is over, or was left behind by another service, is no run: nobody would make a parked row ready."""
+def test_a_key_held_without_a_live_run_is_put_off(
+    conn: Conn, one: Worker, two: Worker, status: str, lease: str
+) -> None:
+    """A lease that is over, or was left behind by another service, is no run: nobody would make a parked row ready.
+
+    While another claim holds the row, its key is free, and it is worth coming back for.
+    """
     plain(conn, lock_key="k", status=status)
     conn.execute("UPDATE dl_jobs SET lease_expires_at = now() + %s::interval", (lease,))
     waiting = plain(conn, lock_key="k")
-    conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
-    claim = worker.claim()
+    with one.conn.transaction(force_rollback=True):
+        assert one.take().job_id == waiting
+        claim = two.claim()
+        assert claim.job is None
+        assert claim.due_in <= 0.1
+    assert keys_held(conn) == [one.pid]
+    claim = two.claim()
     assert (claim.job, claim.backoffs, row(conn, waiting)["blocked_on"]) == (None, 1, "time")
 
 
@@ -176,21 +186,6 @@ def test_a_row_that_its_worker_is_writing_is_settled_another_time(conn: Conn, wo
         lifecycle.beat(worker.conn, [job], None, False)
         assert lifecycle.settle(conn, worker.name, "crash", "gone") == [lifecycle.Settled(job.job_id, None)]
     assert [found.status for found in lifecycle.settle(conn, worker.name, "crash", "gone")] == ["queued"]
-
-
-@pytest.mark.parametrize(("status", "lease"), [("running", "-1 s"), ("succeeded", "1 h")])
-def test_a_row_whose_key_is_free_and_that_another_claim_holds_is_worth_coming_back_for(
-    conn: Conn, one: Worker, two: Worker, status: str, lease: str
-) -> None:
-    """A lease that is over, or was left behind by another service, says nothing of the key."""
-    plain(conn, lock_key="k", status=status)
-    conn.execute("UPDATE dl_jobs SET lease_expires_at = now() + %s::interval", (lease,))
-    waiting = plain(conn, lock_key="k")
-    with one.conn.transaction(force_rollback=True):
-        assert one.take().job_id == waiting
-        claim = two.claim()
-        assert claim.job is None
-        assert claim.due_in <= 0.1
 
 
 def test_idle_claims_do_not_contend_with_each_other(conn: Conn, workers: Workers) -> None:

@@ -108,17 +108,18 @@ def test_a_job_that_another_service_has_ended_keeps_its_log_as_it_is(conn: Conn,
         assert texts(conn, job.job_id) == [*"abc"]
 
 
-def test_only_lines_of_the_run_itself_are_left_out(conn: Conn, running: Any) -> None:
-    worker, job = running
-    logs.write(conn, [written(job, *"abc")], monotonic())
-    worker.finish(job, "retry", error="no")
-    again = worker.take()
+def test_only_lines_of_the_run_itself_are_left_out(conn: Conn, one: Worker, two: Worker) -> None:
+    job, other = one.start_new(), two.start_new()
+    logs.write(conn, [written(job, *"abc"), written(other, *"abc")], monotonic())
+    one.finish(job, "retry", error="no")
+    again = one.take()
     run = written(again, *"def")
     logs.write(conn, [run], monotonic())
-    logs._leave_out(conn, written(job), (1, 3), monotonic())
+    for stranger in (job, again._replace(claimed_by="host:9:boot")):
+        logs._leave_out(conn, written(stranger), (1, 3), monotonic())
     assert texts(conn, job.job_id) == [*"abcdef"]
     logs._leave_out(conn, run, (1, 2), monotonic())
-    assert texts(conn, job.job_id) == [*"abcf"]
+    assert (texts(conn, job.job_id), texts(conn, other.job_id)) == ([*"abcf"], [*"abc"])
 
 
 def test_what_was_written_in_doubt_is_there_once(conn: Conn, running: Any) -> None:
@@ -169,18 +170,6 @@ def test_lines_in_the_middle_go_while_newer_ones_come(conn: Conn, running: Any) 
         assert found[-1]["text"].startswith(f"{part}.19 ")
         assert sum(len(line["text"]) + 64 for line in found) <= 8_192
         assert sum(line["left_out"] for line in found) + len(found) == (part + 1) * 20
-
-
-def test_another_runs_lines_stay_when_some_are_left_out(conn: Conn, one: Worker, two: Worker) -> None:
-    first, second = one.start_new(), two.start_new()
-    logs.write(conn, [written(second, *"abc")], monotonic())
-    run = written(first, *"abc")
-    logs.write(conn, [run], monotonic())
-    logs._leave_out(conn, run, (2, 2), monotonic())
-    stranger = written(first._replace(claimed_by="host:9:boot"))
-    logs._leave_out(conn, stranger, (1, 3), monotonic())
-    assert texts(conn, first.job_id) == ["a", "c"]
-    assert texts(conn, second.job_id) == ["a", "b", "c"]
 
 
 def test_pages_follow_each_other_over_attempts(conn: Conn, running: Any) -> None:

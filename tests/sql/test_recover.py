@@ -43,15 +43,19 @@ def test_e1_a_crash_is_a_spent_attempt(conn: Conn, workers: Workers) -> None:
     assert journal(conn, job_id)[-1] == ("lost", {"reason": f"{REASON} on attempt 2", "attempt": 2})
 
 
-def test_the_dead_workers_session_is_ended_first(conn: Conn, workers: Workers) -> None:
+@pytest.mark.parametrize("by", ["the keeper", "the reaper"])
+def test_a_dead_workers_session_is_ended_first_and_with_it_its_keys(conn: Conn, workers: Workers, by: str) -> None:
     """Its backend may outlive it for long when the machine or the link is gone."""
     dead, heir = workers(), workers()
-    dead.start_new(plain, lock_key="k")
+    job_id = dead.start_new(plain, lock_key="k").job_id
     assert keys_held(conn) == [dead.pid]
-    assert lifecycle.settle(conn, dead.name, "crash", REASON)
+    if by == "the reaper":
+        expire(conn, job_id)
+    assert lifecycle.reap(conn) if by == "the reaper" else lifecycle.settle(conn, dead.name, "crash", REASON)
+    assert keys_held(conn) == []
     assert value(conn, "SELECT count(*) FROM pg_stat_activity WHERE pid = %s", dead.pid) == 0
     claim = heir.claim()
-    assert (claim.backoffs, claim.job is None) == (0, False)
+    assert (claim.backoffs, claim.job.attempt) == (0, 2)
 
 
 def test_i8_uncounted_gives_the_attempt_back(conn: Conn, worker: Worker) -> None:
@@ -202,18 +206,6 @@ def test_a_worker_that_came_back_and_fell_silent_gets_no_more_time(conn: Conn, w
         age(conn, job_id, aged, 5 if aged == column else 100)
     assert lifecycle.reap(conn, 3, patience_sec=60) is None
     assert lifecycle.reap(conn, 10, patience_sec=60)
-
-
-def test_the_zombies_session_is_ended_and_with_it_the_key(conn: Conn, workers: Workers) -> None:
-    zombie, heir = workers(), workers()
-    job_id = zombie.start_new(plain, lock_key="k").job_id
-    expire(conn, job_id)
-    lifecycle.reap(conn)
-    assert keys_held(conn) == []
-    assert value(conn, "SELECT count(*) FROM pg_stat_activity WHERE pid = %s", zombie.pid) == 0
-    claim = heir.claim()
-    assert claim.backoffs == 0
-    assert claim.job.attempt == 2
 
 
 def test_a_session_that_has_the_zombies_number_by_now_is_left_alone(conn: Conn, workers: Workers) -> None:

@@ -11,7 +11,9 @@ from dataloader.queue.lifecycle import Ended, Step
 
 
 def test_it_claims_the_best_first_and_no_more_than_asked_for(conn: Conn, worker: Worker) -> None:
-    last, first, third, second = (plain(conn, priority=priority) for priority in (4, 1, 3, 2))
+    """The best is that of the lowest priority, and of equals the oldest."""
+    rows = ((4, -99), (1, -1), (3, -10), (3, -20))
+    last, first, third, second = (plain(conn, priority=priority, made_sec=sec) for priority, sec in rows)
     found = step(worker, 3)
     assert ids(found.jobs) == [first, second, third]
     assert {job.attempt for job in found.jobs} == {1}

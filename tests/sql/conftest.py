@@ -4,6 +4,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from uuid import UUID, uuid4
 
 import pytest
 from foreign import Foreign
@@ -97,6 +98,12 @@ def one(workers: Callable[[], Worker]) -> Worker:
 @pytest.fixture
 def two(workers: Callable[[], Worker]) -> Worker:
     return workers()
+
+
+@pytest.fixture
+def job() -> UUID:
+    """The id of a job that only the target knows."""
+    return uuid4()
 
 
 @pytest.fixture

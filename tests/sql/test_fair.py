@@ -68,12 +68,6 @@ def test_the_earliest_deadline_goes_first(conn: Conn, worker: Worker, add: Calla
     assert row(conn, soon)["deadline"] == deadline
 
 
-def test_a_job_that_comes_back_keeps_its_deadline(conn: Conn, worker: Worker) -> None:
-    none, soon = enqueue(conn), enqueue(conn, deadline=after(5))
-    worker.finish(worker.take(), "retry", delay_sec=0.0)
-    assert order(worker, 2, "job_id") == [soon, none]
-
-
 def test_a_parked_job_with_a_deadline_is_let_in_first(conn: Conn, worker: Worker, workers: Workers) -> None:
     operations.set_limit(conn, "one", "test", most=1)
     job = worker.start_new(limits=["one"])
@@ -218,28 +212,25 @@ def test_jobs_that_become_ready_alone_have_turns_if_the_queue_is_fair_then(conn:
     assert by is None or found["turn_at"] <= found["now"]
 
 
-def test_a_job_that_is_scheduled_behind_its_parent_has_its_turn_when_it_is_due(conn: Conn, worker: Worker) -> None:
-    share_out(conn)
-    parent = enqueue(conn)
-    child = enqueue(conn, partition_key="a", depends_on=[parent], available_at=after(60))
-    order(worker, 1)
-    assert (row(conn, child)["blocked_on"], row(conn, child)["turn_at"]) == ("time", None)
-
-
 def test_jobs_that_waited_for_their_parents_have_their_turns_then(conn: Conn, worker: Worker) -> None:
+    """And one of them that is scheduled has its turn when it is due."""
     share_out(conn)
     parent = enqueue(conn, priority=1)
     children = add_all(conn, *[{"partition_key": "big", "depends_on": [parent]} for _ in range(10)])
-    assert {row(conn, job_id)["turn_at"] for job_id in children} == {None}
+    scheduled = enqueue(conn, partition_key="a", depends_on=[parent], available_at=after(60))
+    assert {row(conn, job_id)["turn_at"] for job_id in (*children, scheduled)} == {None}
     add_all(conn, *[{"partition_key": "small"}] * 5)
     order(worker, 1)
+    assert (row(conn, scheduled)["blocked_on"], row(conn, scheduled)["turn_at"]) == ("time", None)
     assert order(worker, 6).count("small") >= 3
 
 
-def test_a_job_that_waited_for_its_parents_keeps_its_deadline(conn: Conn, worker: Worker) -> None:
+def test_a_job_keeps_its_deadline_behind_its_parents_and_over_a_retry(conn: Conn, worker: Worker) -> None:
     none, parent = enqueue(conn), enqueue(conn, priority=1)
     soon = enqueue(conn, depends_on=[parent], deadline=after(5))
-    assert order(worker, 3, "job_id") == [parent, soon, none]
+    assert order(worker, 1, "job_id") == [parent]
+    worker.finish(worker.take(), "retry", delay_sec=0.0)
+    assert order(worker, 2, "job_id") == [soon, none]
 
 
 @pytest.mark.parametrize("delay_sec", [0.0, 60.0])

@@ -5,7 +5,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from foreign import Foreign
-from hands import Conn, Worker, enqueue, expire, journal, quietly, remove, row, state, value
+from hands import Conn, Worker, enqueue, expire, journal, row, state, value
 
 from dataloader.farm import fence
 from dataloader.farm.fence import Overtaken, Standing
@@ -40,21 +40,6 @@ def test_a_run_gets_what_the_one_before_has_kept(conn: Conn, worker: Worker) -> 
     lifecycle.keep_checkpoint(conn, job, checkpoint)
     assert lifecycle.checkpoints(conn, [job_id, other]) == {job_id: checkpoint}
     assert stored(conn) == [(1, {"at": 1})]
-
-
-@pytest.mark.parametrize("field", ["attempt", "claimed_by"])
-def test_who_does_not_name_the_claim_keeps_nothing(conn: Conn, worker: Worker, field: str) -> None:
-    job = worker.start_new()
-    lifecycle.keep_checkpoint(conn, job._replace(**{field: {"attempt": 2, "claimed_by": "host:9:x"}[field]}), FIRST)
-    assert stored(conn) == []
-
-
-def test_nothing_is_kept_of_a_job_that_does_not_run(conn: Conn, worker: Worker) -> None:
-    job = worker.start_new()
-    with quietly(conn):
-        conn.execute("UPDATE dl_jobs SET status = 'succeeded'")
-    lifecycle.keep_checkpoint(conn, job, FIRST)
-    assert stored(conn) == []
 
 
 def test_that_of_a_later_claim_is_not_replaced(conn: Conn, worker: Worker) -> None:
@@ -195,16 +180,6 @@ def test_an_operator_lets_a_job_begin_at_the_start(conn: Conn, worker: Worker) -
     assert SECOND in lifecycle.checkpoints(conn, [saved, unheard]).values()
 
 
-@pytest.mark.parametrize("by", ["operator", "retention", "plain delete"])
-def test_it_goes_with_its_job(conn: Conn, worker: Worker, by: str) -> None:
-    job_id, other = enqueue(conn), enqueue(conn)
-    for each in lifecycle.step(worker.session, ["q"], 15, 2, None).jobs:
-        lifecycle.keep_checkpoint(conn, each, FIRST)
-        worker.finish(each, "fail")
-    remove(conn, job_id, by)
-    assert conn.execute("SELECT job_id FROM dl_checkpoints").fetchall() == [(other,)]
-
-
 @pytest.mark.parametrize("end", ["crash", "timeout"])
 def test_a_dead_run_that_came_further_does_not_count(conn: Conn, worker: Worker, end: str) -> None:
     job_id = enqueue(conn, max_attempts=1)
@@ -295,9 +270,8 @@ def test_it_rolls_back_with_the_data(target: Conn, dsn: str) -> None:
 
 
 @pytest.mark.parametrize("overtaker", [(2, "w"), (1, "other")])
-def test_a_run_that_is_overtaken_commits_none(target: Conn, dsn: str, overtaker: tuple[int, str]) -> None:
+def test_a_run_that_is_overtaken_commits_none(target: Conn, dsn: str, job: UUID, overtaker: tuple[int, str]) -> None:
     """By a newer claim; or, after the queue was set back, by another run with a number that the row then has."""
-    job = uuid4()
     standing = Standing(job)
     with pytest.raises(Overtaken), fence.transaction(dsn, "public", {job: 1}, "w", standing=standing) as conn:  # noqa: PT012
         conn.execute("SET application_name = 'in disguise'")
@@ -308,16 +282,14 @@ def test_a_run_that_is_overtaken_commits_none(target: Conn, dsn: str, overtaker:
     assert value(target, "SELECT to_regclass('written')") is None
 
 
-def test_a_fence_that_an_older_version_raised_lets_none_commit(target: Conn, dsn: str) -> None:
-    job = uuid4()
+def test_a_fence_that_an_older_version_raised_lets_none_commit(target: Conn, dsn: str, job: UUID) -> None:
     standing = Standing(job)
     with pytest.raises(Overtaken), fence.transaction(dsn, "public", {job: 1}, "w", standing=standing):  # noqa: PT012
         standing.to_save = Checkpoint("{}", number=1)
         target.execute("UPDATE dl_fence SET raised_at = raised_at + interval '1 s'")
 
 
-def test_the_commit_of_a_stopped_process_holds_for_5_s_at_most(target: Conn, dsn: str) -> None:
-    job = uuid4()
+def test_the_commit_of_a_stopped_process_holds_for_5_s_at_most(target: Conn, dsn: str, job: UUID) -> None:
     standing = Standing(job)
     timeout = "current_setting('idle_in_transaction_session_timeout')"
     target.execute("CREATE TABLE seen (setting text)")
@@ -337,8 +309,7 @@ def test_the_commit_of_a_stopped_process_holds_for_5_s_at_most(target: Conn, dsn
     target.execute("DROP FUNCTION sees CASCADE")
 
 
-def test_a_run_that_leaps_saves_by_its_new_number(target: Conn, dsn: str) -> None:
-    job = uuid4()
+def test_a_run_that_leaps_saves_by_its_new_number(target: Conn, dsn: str, job: UUID) -> None:
     commit(dsn, job, 7, '{"at": 1}', 1, "before")
     standing, tokens = Standing(job), {job: 3}
     with fence.transaction(dsn, "public", tokens, "w", lambda job_id, height: height + 1, standing):

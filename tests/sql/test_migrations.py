@@ -142,13 +142,11 @@ def test_four_at_once_apply_each_file_once(empty_db: str) -> None:
     assert sorted(applied, key=len) == [[], [], [], ALL]
 
 
-def test_tables_that_are_not_adopted_are_named_as_such(contract: str) -> None:
-    with session(contract) as conn, pytest.raises(SchemaError, match="not adopted yet: run `dataloader migrate`"):
-        migrations.check(conn)
-
-
-def test_the_contracts_tables_are_adopted_with_their_rows(contract: str) -> None:
+def test_the_contracts_tables_are_adopted_with_their_rows(contract: str, module_db: str) -> None:
+    """They become a new schema, but for the UNIQUE of idempotency keys, which they keep."""
     with session(contract) as conn:
+        with pytest.raises(SchemaError, match="not adopted yet: run `dataloader migrate`"):
+            migrations.check(conn)
         columns = conn.execute(COLUMNS).fetchall()
         contents = "SELECT job_id, status::text, available_at, attempt, lease_expires_at, created_at, args FROM dl_jobs"
         rows = conn.execute(contents + " ORDER BY job_id").fetchall()
@@ -159,8 +157,10 @@ def test_the_contracts_tables_are_adopted_with_their_rows(contract: str) -> None
         assert value(conn, "SELECT pg_relation_filenode('dl_jobs')") == filenode, "the table was rewritten"
         assert value(conn, "SELECT count(*) FROM dl_job_events") == len(rows)
         assert value(conn, MISPLACED) == 0
-    adopted = catalog(contract)
-    assert adopted["valid"] == [(0,)]
+        assert conn.execute(CATALOG["valid"]).fetchall() == [(0,)]
+        assert migrations.has_unique(conn)
+        assert value(conn, "SELECT to_regclass('ix_dl_jobs_idempotency')") is None
+    assert ours(contract) == catalog(module_db)
 
 
 UNFIT = {
@@ -220,15 +220,6 @@ def test_rows_are_mended_beside_a_producer_and_one_who_holds_a_row(contract: str
             assert not migrating.done()
         lines = migrating.result(PATIENCE)
         assert {str(each) in " ".join(lines) for each in (held, other)} == {True}
-
-
-def test_an_adopted_schema_is_the_same_as_a_new_one(contract: str, module_db: str) -> None:
-    """But for the UNIQUE of idempotency keys, which it keeps."""
-    migrations.migrate(contract, "public")
-    with session(contract) as conn:
-        assert migrations.has_unique(conn)
-        assert value(conn, "SELECT to_regclass('ix_dl_jobs_idempotency')") is None
-    assert ours(contract) == catalog(module_db)
 
 
 def test_the_code_of_0_2_0_is_refused_without_the_unique_that_it_needs(contract: str, module_db: str) -> None:

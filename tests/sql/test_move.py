@@ -144,12 +144,15 @@ def test_nothing_starts_before_all_have_moved(conn: Conn, worker: Worker) -> Non
     assert in_order(worker) == jobs
 
 
-def test_the_pause_of_somebody_else_stays(conn: Conn, worker: Worker) -> None:
+def test_the_pauses_of_somebody_else_stay(conn: Conn) -> None:
+    """That of the source is the move's from now on, and keeps its time."""
+    paused_at = operations.pause(conn, "q", "night")["paused_at"]
     operations.pause(conn, "to", "night")
     enqueue(conn)
     move(conn)
     assert value(conn, "SELECT paused_by FROM dl_queues WHERE queue = 'to'") == "night"
-    assert value(conn, "SELECT paused_by FROM dl_queues WHERE queue = 'q'") == "queue move to to"
+    found = operations.settings(conn, "q")
+    assert (found["paused_at"], found["paused_by"]) == (paused_at, "queue move to to")
 
 
 def test_a_queue_that_is_resumed_meanwhile_is_paused_again(conn: Conn) -> None:
@@ -327,14 +330,6 @@ def test_a_move_that_is_over_hinders_none_on(conn: Conn, worker: Worker) -> None
     move(conn)
     assert move(conn, "to", "third") == [1, 0]
     assert in_order(worker, "third") == [job_id]
-
-
-def test_a_source_that_was_paused_before_keeps_the_time_of_its_pause(conn: Conn) -> None:
-    paused_at = operations.pause(conn, "q", "night")["paused_at"]
-    enqueue(conn)
-    move(conn)
-    found = operations.settings(conn, "q")
-    assert (found["paused_at"], found["paused_by"]) == (paused_at, "queue move to to")
 
 
 def test_a_move_under_work_breaks_no_order(conn: Conn, dsn: str) -> None:

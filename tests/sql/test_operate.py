@@ -18,15 +18,17 @@ from dataloader.queue.reports import stats, waiting
 BY = "token night from 10.0.0.7"
 
 
-def test_a_paused_queue_starts_nothing_and_its_others_do(conn: Conn, workers: Workers) -> None:
+def test_a_paused_queue_starts_nothing_and_holds_no_key_and_others_go_on(conn: Conn, workers: Workers) -> None:
     first, second = workers(), workers()
-    enqueue(conn)
-    other = enqueue(conn, queue="other")
+    enqueue(conn, lock_key="k")
     paused = operations.pause(conn, "q", BY)
     assert (paused["queue"], paused["paused_by"]) == ("q", BY)
+    assert operations.pause(conn, "q", "somebody else") == paused, "the first one stands"
     for worker in (first, second):
         claim = worker.claim()
         assert (claim.job, claim.look_again, claim.due_in) == (None, False, None)
+    assert keys_held(conn) == []
+    other = enqueue(conn, queue="other", lock_key="k")
     assert first.take("other").job_id == other
 
 
@@ -58,10 +60,6 @@ def test_a_queue_is_known_by_its_jobs_workers_settings_or_journal(conn: Conn, wo
     assert known("later") == (False, [])  # its row is left and says nothing
 
 
-def test_a_pause_that_stands_keeps_its_time_and_author(conn: Conn) -> None:
-    assert operations.pause(conn, "q", BY) == operations.pause(conn, "q", "somebody else")
-
-
 def test_resuming_wakes_the_sleepers_once_and_they_start(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
     operations.pause(conn, "q", BY)
@@ -71,15 +69,6 @@ def test_resuming_wakes_the_sleepers_once_and_they_start(conn: Conn, worker: Wor
         assert operations.resume(conn, "q", BY) == operations.DEFAULTS | {"queue": "q"}
     assert worker.notes() == ["q"]
     assert worker.take().job_id == job_id
-
-
-def test_a_paused_queue_holds_no_key_and_its_due_rows_are_woken(conn: Conn, worker: Worker) -> None:
-    enqueue(conn, lock_key="k")
-    operations.pause(conn, "q", BY)
-    assert worker.claim().job is None
-    assert keys_held(conn) == []
-    other = enqueue(conn, queue="other", lock_key="k")
-    assert worker.take("other").job_id == other
 
 
 def test_a_resume_keeps_the_limit_and_a_limit_the_pause(conn: Conn) -> None:

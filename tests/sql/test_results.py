@@ -1,5 +1,6 @@
 """What pipelines return: stored by the claim, before the end; shown of a job that has succeeded by that claim alone."""
 
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -9,7 +10,7 @@ from foreign import Foreign
 from hands import Conn, Worker, enqueue, expire, plain, quietly, remove, row, state, value
 
 from dataloader.queue import lifecycle, operations
-from dataloader.queue.job import Finish, Job
+from dataloader.queue.job import Checkpoint, Finish, Job
 from dataloader.queue.lifecycle import Ended
 from dataloader.queue.reports import stats
 
@@ -29,11 +30,22 @@ def returned(job: Job, text: str) -> Ended:
     return Ended(job, Finish("succeed", result=text))
 
 
+# What a run stores beside its row, by the tables.
+KEEP: dict[str, Callable[[Worker, Job], None]] = {
+    "dl_results": lambda worker, job: lifecycle.keep_results(worker.conn, [returned(job, "1")]),
+    "dl_checkpoints": lambda worker, job: lifecycle.keep_checkpoint(worker.conn, job, Checkpoint('{"at": 1}')),
+}
+
+
+def of_jobs(conn: Conn, table: str) -> list[UUID]:
+    """Those of which something is stored."""
+    return [job_id for (job_id,) in conn.execute(f"SELECT job_id FROM {table}".encode())]
+
+
 @pytest.mark.parametrize("text", ['{"a": [1, 0.5, "ü \\\\ \\""]}', "0", "false", '""', "[]", '"{\\"a\\": 1}"'])
 def test_any_json_comes_back_as_it_was(conn: Conn, worker: Worker, text: str) -> None:
     job_id = enqueue(conn)
     assert worker.finish(worker.take(), result=text) == "succeeded"
-    assert result(conn, job_id) == lifecycle.parsed(text)
     assert stats.result(conn, job_id) == {"job_id": job_id, "status": "succeeded", "result": lifecycle.parsed(text)}
 
 
@@ -77,25 +89,25 @@ def test_that_of_a_dead_run_never_shows_where_the_next_one_returned_nothing(conn
     assert (state(conn, job_id)[0], kept(conn), result(conn, job_id)) == ("succeeded", [(1, 1)], None)
 
 
-@pytest.mark.parametrize("field", ["attempt", "claimed_by"])
-def test_who_does_not_name_the_claim_stores_nothing(conn: Conn, worker: Worker, field: str) -> None:
+@pytest.mark.parametrize("table", KEEP)
+@pytest.mark.parametrize("wrong", [{"attempt": 2}, {"claimed_by": "host:9:x"}])
+def test_who_does_not_name_the_claim_stores_nothing(conn: Conn, worker: Worker, table: str, wrong: Any) -> None:
     job = worker.start_new()
-    wrong = job._replace(**{field: {"attempt": 2, "claimed_by": "host:9:x"}[field]})
-    lifecycle.keep_results(worker.conn, [returned(wrong, "1")])
-    assert kept(conn) == []
-    lifecycle.keep_results(worker.conn, [returned(job, "1")])
-    assert kept(conn) == [(1, 1)]
+    KEEP[table](worker, job._replace(**wrong))
+    assert of_jobs(conn, table) == []
+    KEEP[table](worker, job)
+    assert of_jobs(conn, table) == [job.job_id]
 
 
-def test_nothing_is_stored_of_a_job_that_does_not_run(conn: Conn, worker: Worker) -> None:
+@pytest.mark.parametrize("table", KEEP)
+def test_nothing_is_stored_of_a_job_that_does_not_run(conn: Conn, worker: Worker, table: str) -> None:
     """Another service has ended it, and left the claim in the row."""
-    job_id = enqueue(conn)
-    job = worker.take()
+    job = worker.start_new()
     with quietly(conn):
-        conn.execute("UPDATE dl_jobs SET status = 'succeeded' WHERE job_id = %s", (job_id,))
-    assert row(conn, job_id)["claimed_by"] == worker.name
-    lifecycle.keep_results(worker.conn, [returned(job, "1")])
-    assert kept(conn) == []
+        conn.execute("UPDATE dl_jobs SET status = 'succeeded'")
+    assert row(conn, job.job_id)["claimed_by"] == worker.name
+    KEEP[table](worker, job)
+    assert of_jobs(conn, table) == []
 
 
 def test_that_of_a_later_claim_is_not_replaced_and_a_repetition_changes_nothing(conn: Conn, worker: Worker) -> None:
@@ -150,13 +162,16 @@ def test_a_change_of_a_job_that_has_succeeded_leaves_it_its_result(conn: Conn, w
     assert result(conn, job_id) == 1
 
 
+@pytest.mark.parametrize("table", KEEP)
 @pytest.mark.parametrize("by", ["operator", "retention", "plain delete"])
-def test_it_goes_with_its_job(conn: Conn, worker: Worker, by: str) -> None:
+def test_it_goes_with_its_job(conn: Conn, worker: Worker, table: str, by: str) -> None:
     job_id, other = enqueue(conn), enqueue(conn)
     for _ in range(2):
-        worker.finish(worker.take(), result="1")
+        job = worker.take()
+        KEEP[table](worker, job)
+        worker.finish(job, "fail")
     remove(conn, job_id, by)
-    assert conn.execute("SELECT job_id FROM dl_results").fetchall() == [(other,)]
+    assert of_jobs(conn, table) == [other]
 
 
 def test_a_row_that_somebody_has_locked_keeps_it_for_the_next_try(conn: Conn, worker: Worker, dsn: str) -> None:

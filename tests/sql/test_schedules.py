@@ -320,7 +320,10 @@ def test_a_hook_around_the_adding_sees_the_jobs_of_schedules(conn: Conn) -> None
 
 
 def test_a_pause_leaves_out_its_due_times_and_stands_over_a_second_one(conn: Conn) -> None:
+    """As a schedule that is not paused stands over a resume."""
     add(conn)
+    schedules.resume(conn, "nightly")
+    assert stored(conn)["next_due"] == at(3)
     schedules.pause(conn, "nightly", "me")
     paused, before = schedules.pause(conn, "nightly", "you"), value(conn, "SELECT now()")
     assert (paused["paused_by"], paused["next"], paused["overdue_sec"]) == ("me", [], 0)
@@ -340,13 +343,6 @@ def test_a_change_and_a_pause_are_of_one_schedule(conn: Conn) -> None:
     assert (stored(conn, "other")["priority"], stored(conn, "other")["paused_at"]) == (100, None)
     assert [made.name for made in tick(conn, at(3))] == ["other"]
     assert stored(conn)["next_due"] == at(3)
-
-
-def test_to_resume_what_is_not_paused_changes_nothing(conn: Conn) -> None:
-    add(conn)
-    before = stored(conn)["next_due"]
-    schedules.resume(conn, "nightly")
-    assert stored(conn)["next_due"] == before
 
 
 def test_run_now_adds_a_job_of_this_moment_and_leaves_the_next_due_time(conn: Conn) -> None:

@@ -253,22 +253,16 @@ def test_what_waits_behind_a_run_is_taken_back_uncounted_and_nothing_before_it(c
     assert lifecycle.take_back(conn, worker.name, waiting, "it took longer") == 0
 
 
-def test_what_another_service_has_ended_does_not_count_as_taken_back(conn: Conn, one: Worker, two: Worker) -> None:
-    """Its claim is still in the row, as services with the plain protocol leave it."""
-    enqueue(conn), enqueue(conn)
-    _begun, ended = ids(step(one, 2).jobs)
+def test_what_has_begun_or_ended_or_is_locked_is_not_taken_back(conn: Conn, one: Worker, two: Worker) -> None:
+    """Another service has ended one, whose claim is still in the row, as the plain protocol leaves it."""
+    for _ in range(4):
+        enqueue(conn)
+    begun, held, ended, free = claimed = ids(step(one, 4).jobs)
     with quietly(conn):
         conn.execute("UPDATE dl_jobs SET status = 'succeeded' WHERE job_id = %s", (ended,))
     assert row(conn, ended)["claimed_by"] == one.name
-    assert lifecycle.take_back(two.conn, one.name, [ended], "it took longer") == 0
-    assert state(conn, ended) == ("succeeded", 1)
-
-
-def test_what_has_begun_or_is_locked_is_not_taken_back(conn: Conn, one: Worker, two: Worker) -> None:
-    for _ in range(3):
-        enqueue(conn)
-    begun, held, free = ids(step(one, 3).jobs)
     two.conn.execute("SET lock_timeout = '2s'")
     with locked(conn, held):
-        assert lifecycle.take_back(two.conn, one.name, [begun, held, free], "it took longer") == 1
-    assert [state(conn, job_id) for job_id in (begun, held, free)] == [("running", 1), ("running", 1), ("queued", 0)]
+        assert lifecycle.take_back(two.conn, one.name, claimed, "it took longer") == 1
+    states = [("running", 1), ("running", 1), ("succeeded", 1), ("queued", 0)]
+    assert [state(conn, job_id) for job_id in (begun, held, ended, free)] == states

@@ -27,24 +27,21 @@ def written(conn: Conn) -> list[int]:
     return [claim for (claim,) in conn.execute("SELECT claim FROM written ORDER BY claim")]
 
 
-def test_the_newest_claim_commits_as_often_as_it_likes(table: Conn, dsn: str) -> None:
-    job = uuid4()
+def test_the_newest_claim_commits_as_often_as_it_likes(table: Conn, dsn: str, job: UUID) -> None:
     for claim in (1, 1, 3):
         with fence.transaction(dsn, "public", {job: claim}) as conn:
             conn.execute("INSERT INTO written VALUES (%s)", (claim,))
     assert written(table) == [1, 1, 3]
 
 
-def test_a8_an_older_claim_cannot_begin(table: Conn, dsn: str) -> None:
-    job = uuid4()
+def test_a8_an_older_claim_cannot_begin(table: Conn, dsn: str, job: UUID) -> None:
     run(dsn, job, 2)
     with pytest.raises(Overtaken), fence.transaction(dsn, "public", {job: 1}):
         pytest.fail("began")
 
 
-def test_a8_a_run_that_is_overtaken_meanwhile_cannot_commit(table: Conn, dsn: str) -> None:
+def test_a8_a_run_that_is_overtaken_meanwhile_cannot_commit(table: Conn, dsn: str, job: UUID) -> None:
     """Even where its session could not be ended, such as another role's."""
-    job = uuid4()
     with pytest.raises(Overtaken), fence.transaction(dsn, "public", {job: 1}) as conn:  # noqa: PT012
         conn.execute("SET application_name = 'in disguise'")
         conn.execute("INSERT INTO written VALUES (1)")
@@ -53,8 +50,7 @@ def test_a8_a_run_that_is_overtaken_meanwhile_cannot_commit(table: Conn, dsn: st
     assert written(table) == [2]
 
 
-def test_a_newer_run_ends_the_sessions_of_older_ones_and_their_locks(table: Conn, dsn: str) -> None:
-    job = uuid4()
+def test_a_newer_run_ends_the_sessions_of_older_ones_and_their_locks(table: Conn, dsn: str, job: UUID) -> None:
     with pytest.raises(psycopg.OperationalError), fence.transaction(dsn, "public", {job: 9}) as conn:  # noqa: PT012
         conn.execute("LOCK TABLE written")
         with fence.transaction(dsn, "public", {job: 10}) as newer:
@@ -63,8 +59,7 @@ def test_a_newer_run_ends_the_sessions_of_older_ones_and_their_locks(table: Conn
     assert written(table) == [10]
 
 
-def test_other_jobs_and_runs_beside_it_are_left_alone(table: Conn, dsn: str) -> None:
-    job = uuid4()
+def test_other_jobs_and_runs_beside_it_are_left_alone(table: Conn, dsn: str, job: UUID) -> None:
     with (
         fence.transaction(dsn, "public", {job: 1}) as one,
         fence.transaction(dsn, "public", {job: 1}) as same,
@@ -75,9 +70,8 @@ def test_other_jobs_and_runs_beside_it_are_left_alone(table: Conn, dsn: str) -> 
     assert written(table) == [1, 1, 1]
 
 
-def test_a_newer_run_waits_for_a_commit_under_way(table: Conn, dsn: str) -> None:
+def test_a_newer_run_waits_for_a_commit_under_way(table: Conn, dsn: str, job: UUID) -> None:
     """Either it is seen by the newer run, or it does not happen."""
-    job = uuid4()
     table.execute("ALTER TABLE written ADD UNIQUE (claim) DEFERRABLE INITIALLY DEFERRED")
     table.execute("INSERT INTO written VALUES (0)")
     holder = psycopg.connect(dsn)
@@ -103,9 +97,8 @@ def test_a_newer_run_waits_for_a_commit_under_way(table: Conn, dsn: str) -> None
         holder.rollback()
 
 
-def test_a_newer_run_waits_until_an_older_ones_session_is_gone(table: Conn, dsn: str) -> None:
+def test_a_newer_run_waits_until_an_older_ones_session_is_gone(table: Conn, dsn: str, job: UUID) -> None:
     """So it finds no locks of it on the target's rows."""
-    job = uuid4()
     with suppress(psycopg.OperationalError), fence.transaction(dsn, "public", {job: 1}) as older:
         backend = older.info.backend_pid
         os.kill(backend, signal.SIGSTOP)
@@ -118,9 +111,8 @@ def test_a_newer_run_waits_until_an_older_ones_session_is_gone(table: Conn, dsn:
             newer.result(PATIENCE)
 
 
-def test_a6_two_runs_with_one_number_do_not_both_commit(table: Conn, dsn: str) -> None:
+def test_a6_two_runs_with_one_number_do_not_both_commit(table: Conn, dsn: str, job: UUID) -> None:
     """The queue lost the claim of the first. The second has the job: it leaps, and the first cannot commit any more."""
-    job = uuid4()
     with pytest.raises(Overtaken), fence.transaction(dsn, "public", {job: 1}, "lost") as conn:  # noqa: PT012
         conn.execute("SET application_name = 'in disguise'")
         conn.execute("INSERT INTO written VALUES (1)")
@@ -131,9 +123,10 @@ def test_a6_two_runs_with_one_number_do_not_both_commit(table: Conn, dsn: str) -
         pytest.fail("began")
 
 
-def test_a6_a_run_that_lost_its_job_does_not_take_the_fence_of_one_with_the_same_number(table: Conn, dsn: str) -> None:
+def test_a6_a_run_that_lost_its_job_does_not_take_the_fence_of_one_with_the_same_number(
+    table: Conn, dsn: str, job: UUID
+) -> None:
     """Though it comes later: it asks the queue, and the queue does not know it."""
-    job = uuid4()
     with fence.transaction(dsn, "public", {job: 1}, "heir") as heir:
         heir.execute("INSERT INTO written VALUES (1)")
         with pytest.raises(Overtaken), fence.transaction(dsn, "public", {job: 1}, "lost"):
@@ -141,9 +134,8 @@ def test_a6_a_run_that_lost_its_job_does_not_take_the_fence_of_one_with_the_same
     assert written(table) == [1]
 
 
-def test_a6_a_fence_that_is_ahead_of_the_queue_is_leapt_over(table: Conn, dsn: str) -> None:
+def test_a6_a_fence_that_is_ahead_of_the_queue_is_leapt_over(table: Conn, dsn: str, job: UUID) -> None:
     """By whoever has the job, once; from then on its number is the new one."""
-    job = uuid4()
     run(dsn, job, 9, "before")
     asked = []
     with fence.transaction(dsn, "public", {job: 2}, "w", lambda job, fence: asked.append(fence) or 10) as conn:
@@ -161,9 +153,10 @@ ON CONFLICT (job_id) DO UPDATE SET claim = excluded.claim, raised_at = now() WHE
 """
 
 
-def test_an_owner_does_not_count_when_an_older_version_has_raised_the_fence_since(table: Conn, dsn: str) -> None:
+def test_an_owner_does_not_count_when_an_older_version_has_raised_the_fence_since(
+    table: Conn, dsn: str, job: UUID
+) -> None:
     """It raises the same number over a fence that is not its own, and leaves the owner as it was."""
-    job = uuid4()
     with pytest.raises(Overtaken), fence.transaction(dsn, "public", {job: 1}, "new") as conn:  # noqa: PT012
         conn.execute("INSERT INTO written VALUES (1)")
         table.execute(RAISE_OF_BEFORE, (job, 1))
@@ -172,8 +165,7 @@ def test_an_owner_does_not_count_when_an_older_version_has_raised_the_fence_sinc
     assert written(table) == []
 
 
-def test_an_owner_of_before_an_older_version_asks_the_queue(table: Conn, dsn: str) -> None:
-    job = uuid4()
+def test_an_owner_of_before_an_older_version_asks_the_queue(table: Conn, dsn: str, job: UUID) -> None:
     run(dsn, job, 1, "new")
     table.execute(RAISE_OF_BEFORE, (job, 1))
     asked = []

@@ -68,10 +68,6 @@ def test_each_partition_gets_one_job_with_its_args_its_key_and_its_limit(conn: C
     assert value(conn, "SELECT most FROM dl_limits WHERE name = 'backfill:b'") == 3
     assert counts(conn) == {"queued": 5}
     assert backfills.backfill(conn, "b")["state"] == "running"
-
-
-def test_a_name_that_is_taken_changes_nothing(conn: Conn) -> None:
-    add(conn, max_running=3)
     with pytest.raises(operations.Conflict, match="a backfill b already"):
         add(conn, max_running=7)
     assert value(conn, "SELECT most FROM dl_limits") == 3

@@ -114,19 +114,23 @@ def test_what_is_undone_or_deleted_leaves_no_trace(conn: Conn) -> None:
     assert value(conn, "SELECT count(*) FROM dl_job_events") == 0
 
 
-def test_a_producer_needs_no_rights_on_the_journal(conn: Conn, dsn: str, make_role: Callable[[str], str]) -> None:
-    """Nor does its search_path matter, nor a table of its own by the journal's name."""
+def test_inserts_and_deletions_need_no_rights_on_the_journal(
+    conn: Conn, dsn: str, make_role: Callable[[str], str]
+) -> None:
+    """Nor does the search_path matter, nor a table of the role's own by the journal's name."""
     theirs = make_role(dsn)
     role = str(conninfo_to_dict(theirs)["user"])
-    conn.execute(sql.SQL("GRANT INSERT, SELECT ON dl_jobs TO {}").format(sql.Identifier(role)))
-    with psycopg.connect(theirs, autocommit=True) as producer:
-        producer.execute("CREATE TEMP TABLE dl_job_events (job_id uuid)")
-        producer.execute("SET search_path = pg_temp")
+    conn.execute(sql.SQL("GRANT INSERT, SELECT, DELETE ON dl_jobs TO {}").format(sql.Identifier(role)))
+    with psycopg.connect(theirs, autocommit=True) as service:
+        service.execute("CREATE TEMP TABLE dl_job_events (job_id uuid)")
+        service.execute("SET search_path = pg_temp")
         job_id = uuid4()
-        producer.execute(
+        service.execute(
             "INSERT INTO public.dl_jobs (job_id, queue, task, lock_key) VALUES (%s, 'q', 't', 'k')", (job_id,)
         )
-    assert [(kind, payload["user"]) for kind, payload in journal(conn, job_id)] == [("queued", role)]
+        assert [(kind, payload["user"]) for kind, payload in journal(conn, job_id)] == [("queued", role)]
+        service.execute("DELETE FROM public.dl_jobs")
+    assert value(conn, "SELECT count(*) FROM dl_job_events") == 0
 
 
 def test_many_inserts_at_once_find_their_rows_by_the_index(conn: Conn, dsn: str) -> None:

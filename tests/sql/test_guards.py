@@ -275,7 +275,7 @@ def test_the_targets_sessions_of_another_role_are_let_be(conn: Conn, dsn: str, o
         assert value(other, "SELECT 1") == 1
 
 
-def test_a_fence_of_long_ago_that_somebody_holds_makes_nobody_wait(conn: Conn, dsn: str) -> None:
+def test_a_fence_of_long_ago_is_forgotten_and_makes_nobody_wait_while_somebody_holds_it(conn: Conn, dsn: str) -> None:
     with fence.transaction(dsn, "public", {uuid4(): 1}):
         pass
     conn.execute("UPDATE dl_fence SET raised_at = now() - interval '31 days'")
@@ -291,6 +291,9 @@ def test_a_fence_of_long_ago_that_somebody_holds_makes_nobody_wait(conn: Conn, d
                 assert transaction.result(PATIENCE)
             finally:
                 holder.rollback()
+    assert value(conn, "SELECT count(*) FROM dl_fence") == 2
+    assert begin()
+    assert value(conn, "SELECT count(*) FROM dl_fence WHERE raised_at < now() - interval '30 days'") == 0
 
 
 def test_what_frees_no_key_tells_no_waiter_of_it(conn: Conn, workers: Workers) -> None:

@@ -56,18 +56,12 @@ def test_a_worker_without_the_claim_writes_nothing(conn: Conn, running: Any, wro
     assert not stale.has_news
 
 
-def test_a_run_that_is_over_writes_nothing_more(conn: Conn, running: Any) -> None:
-    worker, job = running
-    worker.finish(job)
-    logs.write(conn, [written(job, "late")], monotonic())
-    assert texts(conn, job.job_id) == []
-
-
-def test_the_end_of_a_run_is_written_with_its_last_lines(conn: Conn, running: Any) -> None:
+def test_the_end_of_a_run_is_written_with_its_last_lines_and_nothing_later(conn: Conn, running: Any) -> None:
     worker, job = running
     ended = lifecycle.Ended(job, lifecycle.Finish("succeed"), log=written(job, "the last one"))
     lifecycle.finish_some(worker.conn, job.claimed_by, [ended])
     assert value(conn, "SELECT status::text FROM dl_jobs") == "succeeded"
+    logs.write(conn, [written(job, "one", "late")], monotonic())
     assert texts(conn, job.job_id) == ["the last one"]
 
 

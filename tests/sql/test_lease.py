@@ -163,21 +163,17 @@ def delivered(conn: Conn, workers: Workers) -> tuple[list[Job], lifecycle.Sessio
     return jobs, successor(new, old)
 
 
-def test_a_run_whose_one_job_was_taken_from_it_gets_none_of_its_keys_again(conn: Conn, workers: Workers) -> None:
-    jobs, session = delivered(conn, workers)
-    expire(conn, jobs[1].job_id)
-    assert lifecycle.reap(conn)
-    assert lifecycle.retake(session, jobs) is False
-    assert keys_held(conn) == []
-
-
-def test_a_run_that_is_refused_one_of_its_keys_holds_none_of_the_others(conn: Conn, workers: Workers) -> None:
+def test_a_run_that_is_refused_a_key_or_has_lost_a_job_gets_none_of_its_keys(conn: Conn, workers: Workers) -> None:
     jobs, session = delivered(conn, workers)
     for job in jobs:
         conn.execute("SELECT pg_advisory_lock(hashtext(%s))", (job.lock_key,))
         assert lifecycle.retake(session, jobs) is False
         assert keys_held(conn) == [conn.info.backend_pid]
         conn.execute("SELECT pg_advisory_unlock_all()")
+    expire(conn, jobs[1].job_id)
+    assert lifecycle.reap(conn)
+    assert lifecycle.retake(session, jobs) is False
+    assert keys_held(conn) == []
 
 
 def test_a_retake_and_a_reap_are_never_both_right(conn: Conn, workers: Workers) -> None:

@@ -53,21 +53,18 @@ def test_d1_one_transaction_tells_a_queue_once(conn: Conn, ear: Worker) -> None:
     assert sorted(ear.notes()) == ["q0", "q1"]
 
 
-def test_an_update_of_its_time_tells_the_queue(conn: Conn, ear: Worker) -> None:
-    job_id = plain(conn, in_sec=60)
-    ear.notes()
-    conn.execute("UPDATE dl_jobs SET available_at = now() WHERE job_id = %s", (job_id,))
-    assert ear.notes() == ["q"]
-    conn.execute("UPDATE dl_jobs SET available_at = now() + interval '1 h' WHERE job_id = %s", (job_id,))
-    assert ear.notes() == ["q"]
-    conn.execute("UPDATE dl_jobs SET priority = 1, progress = '{}' WHERE job_id = %s", (job_id,))
-    assert ear.notes() == []
-
-
-def test_a_requeue_by_an_operators_plain_update_tells_the_queue(conn: Conn, ear: Worker) -> None:
-    plain(conn, status="failed", attempt=5)
-    conn.execute("UPDATE dl_jobs SET status = 'queued', attempt = 0, available_at = now()")
-    assert ear.notes() == ["q"]
+def test_an_update_of_its_time_or_back_to_the_queue_tells_the_queue(conn: Conn, ear: Worker) -> None:
+    plain(conn, in_sec=60)
+    for change, told in (
+        ("available_at = now()", ["q"]),
+        ("available_at = now() + interval '1 h'", ["q"]),
+        ("priority = 1, progress = '{}'", []),
+        ("status = 'failed', attempt = 5", []),
+        ("status = 'queued', attempt = 0, available_at = now()", ["q"]),  # an operator's plain UPDATE
+    ):
+        ear.notes()
+        conn.execute(f"UPDATE dl_jobs SET {change}".encode())
+        assert ear.notes() == told, change
 
 
 def test_claim_beat_and_finish_tell_nobody_when_nobody_waits(conn: Conn, worker: Worker, ear: Worker) -> None:
@@ -93,30 +90,21 @@ def test_jobs_that_come_back_tell_their_queue(conn: Conn, worker: Worker, ear: W
 
 
 def test_a_finish_tells_only_the_queues_that_wait_for_its_key(conn: Conn, workers: Workers, ear: Worker) -> None:
-    one, two = workers(), workers()
+    """The claim that has parked their rows told nobody, for none of them was free."""
+    one, two, waiting = workers(), workers(), workers()
     plain(conn, queue="a", lock_key="k"), plain(conn, queue="a", lock_key="l")
     job, other = one.take("a"), two.take("a")
-    for name, key in (("b", "k"), ("c", "k"), ("d", "l"), ("e", "free")):
+    for name, key in (("b", "k"), ("b", "k"), ("c", "k"), ("d", "l"), ("e", "free")):
         plain(conn, queue=name, lock_key=key)
-    waiting = workers()
+    ear.notes()
     for name in "bcd":
         assert waiting.claim(name).job is None
-    ear.notes()
+    assert value(conn, "SELECT array_agg(queue ORDER BY queue) FROM dl_jobs WHERE blocked_on = 'key'") == [*"bbcd"]
+    assert ear.notes() == []
     one.finish(job)
     assert sorted(ear.notes()) == ["b", "c"]
     two.finish(other)
     assert ear.notes() == ["d"]
-
-
-def test_a_claim_that_parks_what_waits_for_a_busy_key_tells_nobody(conn: Conn, workers: Workers, ear: Worker) -> None:
-    """For none of it is free."""
-    one, two = workers(), workers()
-    one.start_new(plain, queue="a", lock_key="k")
-    waiting = [plain(conn, queue="b", lock_key="k") for _ in range(3)]
-    ear.notes()
-    assert two.claim("b").job is None
-    assert all(row(conn, job_id)["blocked_on"] == "key" for job_id in waiting)
-    assert ear.notes() == []
 
 
 def test_a_foreign_claims_refusal_tells_its_queue(conn: Conn, dsn: str, ear: Worker) -> None:

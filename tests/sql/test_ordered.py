@@ -193,24 +193,24 @@ def twins(conn: Conn) -> tuple[str, str]:
 
 
 def test_a_claim_does_not_wait_for_a_locked_head_that_waits(ordered: Conn, worker: Worker) -> None:
+    """And the job behind it says which one that is."""
     head, second = behind_a_retry(ordered, worker)
     with locked(ordered, head):
         assert step(worker).jobs == []
     assert (step(worker).jobs, waits(ordered, second)) == ([], ["key"])
+    found = lifecycle.status(ordered, second)
+    assert (found["waiting_for"]["reason"], found["waiting_for"]["job_id"]) == ("order", head)
 
 
-def test_a_head_that_another_session_has_locked_keeps_its_key(ordered: Conn, one: Worker, two: Worker) -> None:
-    head, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
+def test_a_locked_head_keeps_its_key_and_a_locked_row_behind_it_hinders_nobody(ordered: Conn, workers: Workers) -> None:
+    one, two = workers(), workers()
+    head, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k", priority=1)
     with locked(ordered, head):
         found = step(one)
         assert (found.jobs, found.due_in is not None and found.due_in <= 1) == ([], True)
-    assert (ids(step(two)), state(ordered, second)) == ([head], ("queued", 0))
-
-
-def test_a_row_behind_the_head_that_another_session_has_locked_hinders_nobody(ordered: Conn, worker: Worker) -> None:
-    head, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k", priority=1)
     with locked(ordered, second):
-        assert ids(step(worker)) == [head]
+        assert ids(step(two)) == [head]
+    assert state(ordered, second) == ("queued", 0)
 
 
 @pytest.mark.parametrize(
@@ -291,12 +291,6 @@ def test_retention_keeps_the_dead_jobs_that_hold_their_keys(conn: Conn) -> None:
     conn.execute("UPDATE dl_jobs SET score = NULL WHERE job_id = %s", (no_place,))
     assert lifecycle.prune(conn, 86_400.0, "-infinity", 100)[0] == 5
     assert conn.execute("SELECT job_id FROM dl_jobs").fetchall() == [(holds,)]
-
-
-def test_a_job_behind_another_says_which(ordered: Conn, worker: Worker) -> None:
-    first, second = behind_a_retry(ordered, worker)
-    found = lifecycle.status(ordered, second)
-    assert (found["waiting_for"]["reason"], found["waiting_for"]["job_id"]) == ("order", first)
 
 
 def test_a_delivery_takes_all_jobs_of_the_key_in_their_order(merged: Conn, worker: Worker) -> None:

@@ -218,12 +218,19 @@ BY_US: dict[str, Callable[[Conn, UUID], object]] = {
 
 @pytest.mark.parametrize("leave", [*BY_US, *LEAVE])
 def test_a_head_that_leaves_passes_its_place_on(conn: Conn, one: Worker, two: Worker, leave: str) -> None:
+    """And a parked row that leaves takes nobody with it."""
+
+    def lets_go(job_id: UUID) -> None:
+        BY_US[leave](conn, job_id) if leave in BY_US else conn.execute(LEAVE[leave].encode(), (job_id,))
+
     job = run(conn, one)
-    head, second, third = parked(conn, two, 3)
+    parked_one, head, second, third = parked(conn, two, 4)
+    lets_go(parked_one)
+    assert waits(conn, head, second, third) == ["key"] * 3
     one.finish(job)
     assert waits(conn, head, second, third) == [None, "key", "key"]
     two.notes()
-    BY_US[leave](conn, head) if leave in BY_US else conn.execute(LEAVE[leave].encode(), (head,))
+    lets_go(head)
     assert waits(conn, second, third) == [None, "key"]
     assert "q" in two.notes()
     assert second in ids(step(two, 5))
@@ -241,16 +248,6 @@ def test_a_head_that_may_not_start_passes_its_place_on(conn: Conn, one: Worker, 
     assert waits(conn, second, third) == [None, "key"]
     assert two.notes() == ["q"]
     assert two.take().job_id == second
-
-
-@pytest.mark.parametrize("statement", LEAVE.values(), ids=LEAVE)
-def test_a_parked_row_that_leaves_takes_nobody_with_it(conn: Conn, one: Worker, two: Worker, statement: str) -> None:
-    job = run(conn, one)
-    first, second, third = parked(conn, two, 3)
-    conn.execute(statement.encode(), (first,))
-    assert waits(conn, second, third) == ["key", "key"]
-    one.finish(job)
-    assert waits(conn, second, third) == [None, "key"]
 
 
 def test_a_parked_row_that_moves_is_ready_where_it_comes(conn: Conn, one: Worker, two: Worker) -> None:
@@ -312,18 +309,13 @@ def test_all_rows_of_a_key_that_a_session_holds_are_put_off_at_once_and_alike(co
 
 
 def test_keys_that_sessions_hold_are_put_off_each_by_its_own_refusals(conn: Conn, worker: Worker) -> None:
-    often, never = plain(conn, lock_key="often"), plain(conn, lock_key="never")
+    """In another queue they are left to that queue's claims."""
+    often, never, there = (plain(conn, queue=queue, lock_key=key) for queue, key in ("qo", "qn", "rn"))
     conn.execute("UPDATE dl_jobs SET backoffs = 3 WHERE job_id = %s", (often,))
-    conn.execute("SELECT pg_advisory_lock(hashtext('often')), pg_advisory_lock(hashtext('never'))")
+    conn.execute("SELECT pg_advisory_lock(hashtext('o')), pg_advisory_lock(hashtext('n'))")
     assert worker.claim().backoffs == 2
-    assert [row(conn, job_id)["backoffs"] for job_id in (often, never)] == [4, 1]
-
-
-def test_rows_of_a_held_key_in_another_queue_are_left_to_that_queues_claims(conn: Conn, worker: Worker) -> None:
-    here, there = plain(conn, lock_key="held"), plain(conn, queue="other", lock_key="held")
-    conn.execute("SELECT pg_advisory_lock(hashtext('held'))")
-    assert step(worker, 5).backoffs == 1
-    assert waits(conn, here, there) == ["time", None]
+    assert [row(conn, job_id)["backoffs"] for job_id in (often, never, there)] == [4, 1, 0]
+    assert waits(conn, often, never, there) == ["time", "time", None]
 
 
 def test_a_key_whose_parked_rows_are_all_locked_is_tried_again(conn: Conn, one: Worker, two: Worker) -> None:

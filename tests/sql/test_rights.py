@@ -126,16 +126,6 @@ def test_functions_of_a_later_version_reach_those_who_had_the_others(
             assert may_call(theirs, "SELECT dl_new()") is may
 
 
-def test_a_deletion_needs_no_right_on_the_journal(conn: Conn, dsn: str, make_role: Callable[[str], str]) -> None:
-    theirs = make_role(dsn)
-    role = sql.Identifier(str(conninfo_to_dict(theirs)["user"]))
-    conn.execute(sql.SQL("GRANT SELECT, DELETE ON dl_jobs TO {}").format(role))
-    enqueue(conn)
-    with session(theirs) as service:
-        service.execute("DELETE FROM dl_jobs")
-    assert value(conn, "SELECT count(*) FROM dl_job_events") == 0
-
-
 # They run with the owner's rights.
 OF_TRIGGERS = "dl_jobs_gone, dl_jobs_internal, dl_jobs_journal, dl_jobs_score, dl_jobs_step"
 HOSTILE = [("stranger", each) for each in attack.OF_STRANGERS] + [("producer", each) for each in attack.OF_PRODUCERS]

@@ -132,14 +132,14 @@ def plain(conn: psycopg.Connection[Any], *, in_sec: float = 0, made_sec: float =
     return given["job_id"]
 
 
-def many(conn: psycopg.Connection[Any], number: int, lock_key: str, queue_name: str = "q", **more: Any) -> None:
-    """Insert rows with a key each where `lock_key` has a %s in it for their number, in the order they are claimed."""
-    conn.execute(
-        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, priority, max_attempts, created_at)"
-        " SELECT gen_random_uuid(), %s, 't', replace(%s, '%%s', i::text), %s, %s,"
-        "        now() - interval '1 hour' + i * interval '1 ms' FROM generate_series(1, %s) i",
-        (queue_name, lock_key, more.get("priority", 100), more.get("max_attempts", 5), number),
-    )
+def many(conn: psycopg.Connection[Any], number: int, key: str = "k%s", **columns: object) -> None:
+    """Insert rows in the order they are claimed; %s in `key` is their number i, of which `columns` are SQL."""
+    given = {"job_id": "gen_random_uuid()", "queue": "'q'", "task": "'t'"}
+    given["lock_key"] = f"replace('{key}', '%s', i::text)"
+    given["created_at"] = "now() - interval '1 hour' + i * interval '1 ms'"
+    values = given | columns
+    names, selected = ", ".join(values), ", ".join(map(str, values.values()))
+    conn.execute(f"INSERT INTO dl_jobs ({names}) SELECT {selected} FROM generate_series(1, {number}) i".encode())
 
 
 @contextmanager
@@ -159,7 +159,7 @@ def locked(conn: psycopg.Connection[Any], *job_ids: UUID) -> Iterator[None]:
 
 
 @contextmanager
-def ended_beside_locked_rows(conn: psycopg.Connection[Any], worker: Worker, job: Job, *rows: UUID) -> Iterator[None]:
+def ended_beside(conn: psycopg.Connection[Any], worker: Worker, job: Job, *rows: UUID) -> Iterator[None]:
     """The worker's run ends while a session has these rows locked; the session has them for the block."""
     with locked(conn, *rows):
         worker.finish(job)

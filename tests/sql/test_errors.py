@@ -5,7 +5,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hands import Conn, Worker, enqueue, journal, plain, row, value
+from hands import Conn, Worker, enqueue, journal, many, plain, row, value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -135,11 +135,7 @@ def test_filters_of_the_groups_leave_out_the_rest(conn: Conn, worker: Worker) ->
 
 
 def test_an_answer_that_does_not_count_all_says_so(conn: Conn, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    conn.execute(
-        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, error, error_group, finished_at)"
-        " SELECT gen_random_uuid(), 'q', 't', 'k', 'failed', 'x', 'x', now() - i * interval '1 s'"
-        " FROM generate_series(1, 150) i"
-    )
+    many(conn, 150, status="'failed'", error="'x'", error_group="'x'", finished_at="now() - i * interval '1 s'")
     found = errors.groups(conn)
     assert (found["is_cut"], found["groups"][0]["dead"]) == (False, 150)
     monkeypatch.setattr(errors, "SCAN", 120)

@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from hands import Conn, Worker, Workers, age, buffers, enqueue, locked, plain, quietly, row, value
+from hands import Conn, Worker, Workers, age, buffers, enqueue, locked, many, plain, quietly, row, value
 
 from dataloader import enqueue as add_one
 from dataloader.queue import db, lifecycle, operations
@@ -183,8 +183,8 @@ def test_a_backlog_of_many_bunches_has_its_turns(conn: Conn, monkeypatch: pytest
 def test_jobs_that_were_scheduled_have_their_turns_when_they_are_due(conn: Conn, worker: Worker) -> None:
     """They do not go before all others for having been added long ago."""
     share_out(conn)
-    many = add_all(conn, *[{"partition_key": "big", "available_at": after(60)}] * 20)
-    assert {row(conn, job_id)["turn_at"] for job_id in many} == {None}
+    scheduled = add_all(conn, *[{"partition_key": "big", "available_at": after(60)}] * 20)
+    assert {row(conn, job_id)["turn_at"] for job_id in scheduled} == {None}
     conn.execute("UPDATE dl_jobs SET created_at = created_at - interval '1 day', available_at = now()")
     conn.execute("UPDATE dl_jobs SET blocked_on = 'time'")
     add_all(conn, *[{"partition_key": "small"}] * 5)
@@ -273,9 +273,5 @@ def test_the_backlog_of_a_share_costs_the_turns_of_others_nothing(conn: Conn) ->
     cost("big"), cost("small")  # the catalogs
     few = cost("big") + cost("small")
     with quietly(conn):
-        conn.execute(
-            "INSERT INTO dl_jobs (job_id, queue, task, lock_key, partition_key, share, turn_at)"
-            " SELECT gen_random_uuid(), 'q', 't', 'k' || i, 'big', 'big', now() + i * interval '1 microsecond'"
-            " FROM generate_series(1, 20000) i"
-        )
+        many(conn, 20_000, partition_key="'big'", share="'big'", turn_at="now() + i * interval '1 us'")
     assert cost("big") + cost("small") <= few + 30  # a level of each index; 20,000 rows have 300 pages

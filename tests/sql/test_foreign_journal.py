@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from foreign import REAP, Foreign
-from hands import Conn, Worker, Workers, enqueue, expire, journal, kinds, plain, quietly, row, value
+from hands import Conn, Worker, Workers, enqueue, expire, journal, kinds, many, plain, quietly, row, value
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
@@ -139,10 +139,7 @@ def test_many_inserts_at_once_find_their_rows_by_the_index(conn: Conn, dsn: str)
     conn.execute("VACUUM ANALYZE dl_jobs, dl_job_events")
     before = value(conn, READ)
     with psycopg.connect(dsn) as producer:
-        producer.execute(
-            "INSERT INTO dl_jobs (job_id, queue, task, lock_key) SELECT gen_random_uuid(), 'q', 't', i::text"
-            " FROM generate_series(1, 500) i"
-        )
+        many(producer, 500)
         producer.commit()
         producer.execute("SELECT pg_stat_force_next_flush()")
     assert value(conn, READ) - before < 500

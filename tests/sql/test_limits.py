@@ -78,8 +78,7 @@ def test_a_name_without_a_limit_has_no_bound(conn: Conn, worker: Worker) -> None
 def test_a_full_limit_costs_the_jobs_behind_it_nothing(conn: Conn, worker: Worker) -> None:
     allow(conn, most=0)
     with quietly(conn):
-        many(conn, 2_500, "limited-%s")
-        conn.execute("UPDATE dl_jobs SET limits = '{l}'")
+        many(conn, 2_500, limits="'{l}'")
         other = plain(conn)
     assert worker.take().job_id == other
     assert value(conn, "SELECT count(*) FROM dl_jobs WHERE blocked_on = 'limit:l'") == 2_500
@@ -515,11 +514,7 @@ def test_random_steps(dsn: str, conn: Conn) -> None:
     run_state_machine_as_test(LimitedFarm, settings=settings(max_examples=12, stateful_step_count=30))
 
 
-NAMES = """
-INSERT INTO dl_jobs (job_id, queue, task, lock_key, limits)
-SELECT gen_random_uuid(), 'q', 't', 'k' || i, ARRAY(SELECT 'l' || i || '-' || j FROM generate_series(1, 8) j)
-  FROM generate_series(1, 400) i
-"""
+EIGHT_NAMES = "ARRAY(SELECT 'l' || i || '-' || j FROM generate_series(1, 8) j)"
 ASKED = """
 SELECT rows, (SELECT count(*) FROM jsonb_object_keys(room)), cardinality(mine)
   FROM dl_take_keys('q', false, %s, 0, '-infinity', 0, '{}', false, 0, NULL)
@@ -529,7 +524,7 @@ SELECT rows, (SELECT count(*) FROM jsonb_object_keys(room)), cardinality(mine)
 @pytest.mark.parametrize(("most_running", "most"), [(0, 1), (1, 1_000)])
 def test_a_claim_asks_a_bounded_number_of_limits(conn: Conn, most_running: int, most: int) -> None:
     """Thousands of names kept every claim of their queue busy for 20 s."""
-    conn.execute(NAMES)
+    many(conn, 400, limits=EIGHT_NAMES)
     conn.execute("INSERT INTO dl_limits (name, most) SELECT DISTINCT unnest(limits), %s FROM dl_jobs", (most_running,))
     rows, names, _ = conn.execute(ASKED, (most,)).fetchone() or (0, 0, 0)
     assert 0 < names <= 108
@@ -537,5 +532,5 @@ def test_a_claim_asks_a_bounded_number_of_limits(conn: Conn, most_running: int, 
 
 
 def test_names_without_a_bound_are_not_remembered(conn: Conn) -> None:
-    conn.execute(NAMES)
+    many(conn, 400, limits=EIGHT_NAMES)
     assert conn.execute(ASKED, (1_000,)).fetchone() == (400, 0, 400)

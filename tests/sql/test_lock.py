@@ -297,7 +297,7 @@ def test_no_claimable_job_lies_beside_idle_workers_while_another_runs_long(dsn: 
 def test_a_held_key_costs_one_wait_however_many_rows_it_has(conn: Conn, worker: Worker, foreign: Foreign) -> None:
     """One refusal puts all of them off, and one line in the journal says so."""
     foreign.conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
-    many(conn, 1_000, lock_key="k", priority=0)
+    many(conn, 1_000, "k", priority=0)
     free = enqueue(conn, lock_key="free", priority=1)
     assert worker.take().job_id == free
     assert worker.claim().backoffs == 1

@@ -235,12 +235,8 @@ def test_rows_that_are_locked_at_the_head_hide_nothing_behind_them(
         plain(conn, lock_key="busy", priority=0), plain(conn, lock_key="busy", priority=0, made_sec=1)
         holder.take()
         assert worker.claim().job is None
-    conn.execute(
-        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, created_at)"
-        " SELECT gen_random_uuid(), 'q', 't', CASE WHEN i <= 2500 THEN 'locked-' ELSE 'free-' END || i,"
-        "        now() + i * make_interval(secs => %s) FROM generate_series(1, 2530) i",
-        (made_sec,),
-    )
+    keys = "CASE WHEN i <= 2500 THEN 'locked-' ELSE 'free-' END || i"
+    many(conn, 2_530, lock_key=keys, created_at=f"now() + i * interval '{made_sec} s'")
     with locked(dsn, "lock_key LIKE 'locked-%'"):
         found = step(worker, most)
         assert len(found.jobs) == most

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 from foreign import CONTRACT, CONTRACT_TRIGGERS
-from hands import PATIENCE, Conn, Worker, enqueue, locked, plain, row, state, until, value
+from hands import PATIENCE, Conn, Worker, enqueue, locked, many, plain, row, state, until, value
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -111,10 +111,7 @@ def contract(empty_db: str) -> str:
         for status in ("queued", "running", "succeeded", "failed", "canceled", "lost"):
             plain(conn, status=status, task=status, in_sec=-5)
             plain(conn, status=status, task=status + " later", in_sec=3_600)
-        conn.execute(
-            "INSERT INTO dl_jobs (job_id, queue, task, lock_key, available_at)"
-            " SELECT gen_random_uuid(), 'far', 't', 'k', now() + interval '1 day' FROM generate_series(1, 2500)"
-        )
+        many(conn, 2_500, "k", queue="'far'", available_at="now() + interval '1 day'")
         conn.execute(
             "UPDATE dl_jobs SET lease_expires_at = now() + interval '1 h', attempt = 1 WHERE status = 'running'"
         )

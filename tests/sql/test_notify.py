@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 from foreign import Foreign
-from hands import Conn, Worker, Workers, enqueue, expire, heard, kinds, locked, plain, quietly, row, value
+from hands import Conn, Worker, Workers, enqueue, expire, heard, kinds, locked, many, plain, quietly, row, value
 from patience import PATIENCE, until
 
 from dataloader.queue import db, lifecycle
@@ -46,10 +46,7 @@ def test_rows_that_are_not_queued_tell_nobody_and_are_never_woken(conn: Conn, ea
 
 
 def test_d1_one_transaction_tells_a_queue_once(conn: Conn, ear: Worker) -> None:
-    conn.execute(
-        "INSERT INTO dl_jobs (job_id, queue, task, lock_key)"
-        " SELECT gen_random_uuid(), 'q' || i % 2, 't', i::text FROM generate_series(1, 1000) i"
-    )
+    many(conn, 1_000, queue="'q' || i % 2")
     assert sorted(ear.notes()) == ["q0", "q1"]
 
 

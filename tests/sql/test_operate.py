@@ -285,13 +285,8 @@ def test_a_place_that_is_none_is_refused(conn: Conn, after: str) -> None:
 @pytest.mark.parametrize("group", ["dead", "not_due", "retried"])
 def test_a_filter_reads_along_an_index_and_only_so_far(conn: Conn, group: str) -> None:
     with quietly(conn):
-        conn.execute(
-            "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, attempt, blocked_on, available_at, created_at,"
-            "                     finished_at)"
-            "SELECT gen_random_uuid(), 'q', 't', i::text, (ARRAY['failed', 'queued'])[1 + i % 2]::dl_status, 1, 'time',"
-            "       now(), at, at"
-            "  FROM (SELECT i, now() + i * interval '1 s' AS at FROM generate_series(1, 20000) i) rows"
-        )
+        at, status = "now() + i * interval '1 s'", "(ARRAY['failed', 'queued'])[1 + i % 2]::dl_status"
+        many(conn, 20_000, status=status, attempt=1, blocked_on="'time'", created_at=at, finished_at=at)
     conn.execute("ANALYZE dl_jobs")
     given = {"task": "none", "lock_key": None, "partition_key": None, "error": None, "error_group": None, "queue": "q"}
     given |= {"after": operations._before_all(group), "limit": 1_000, "scan": 200}

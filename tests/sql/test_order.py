@@ -11,19 +11,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hands import (
-    BACKOFF_SEC,
-    Conn,
-    Worker,
-    Workers,
-    ended_beside_locked_rows,
-    expire,
-    ids,
-    locked,
-    plain,
-    quietly,
-    started,
-)
+from hands import BACKOFF_SEC, Conn, Worker, Workers, ended_beside, expire, ids, locked, many, plain, quietly, started
 from readings import keys_held, row, state, value
 
 from dataloader.queue import lifecycle
@@ -145,7 +133,7 @@ def test_a_parked_row_that_nobody_could_make_ready_goes_before_a_ready_one(conn:
     job = one.start_new(plain, lock_key="k", priority=0)
     old = parked(conn, two, lock_key="k", priority=1)
     new = plain(conn, lock_key="k", priority=2)
-    with ended_beside_locked_rows(conn, one, job, old):
+    with ended_beside(conn, one, job, old):
         assert two.claim().job is None
     assert (row(conn, old)["blocked_on"], state(conn, new)) == ("key", ("queued", 0))
     assert ids(two.claim()) == [old]
@@ -160,7 +148,7 @@ def test_a_parked_row_that_may_not_start_keeps_no_ready_one_waiting(conn: Conn, 
     job = one.start_new(plain, lock_key="k", priority=0)
     old = parked(conn, two, lock_key="k", priority=1)
     new = plain(conn, lock_key="k", priority=2)
-    with ended_beside_locked_rows(conn, one, job, old):
+    with ended_beside(conn, one, job, old):
         pass
     with quietly(conn):
         conn.execute(f"UPDATE dl_jobs SET {odd} WHERE job_id = %s", (old,))
@@ -171,10 +159,7 @@ def test_a_parked_row_that_may_not_start_keeps_no_ready_one_waiting(conn: Conn, 
 def test_a_row_that_somebody_holds_on_to_hides_no_other_key(conn: Conn, one: Worker, two: Worker) -> None:
     """However many jobs of its key stand before the others: then the order has to wait."""
     first = plain(conn, lock_key="k")
-    conn.execute(
-        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, created_at)"
-        " SELECT gen_random_uuid(), 'q', 't', 'k', now() + i * interval '1 us' FROM generate_series(1, 1200) i"
-    )
+    many(conn, 1_200, "k", created_at="now() + i * interval '1 us'")
     other = plain(conn, lock_key="other", made_sec=1)
     with locked(one.conn, first):
         claims = [two.claim() for _ in range(5)]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from uuid import UUID
 
 import pytest
-from hands import DONE, Conn, Worker, Workers, age, ended_beside_locked_rows, expire, ids, locked, many, plain, step
+from hands import DONE, Conn, Worker, Workers, age, ended_beside, expire, ids, locked, many, plain, step
 from readings import kinds, row, state, value, waits
 
 from dataloader.queue import db, lifecycle, operations
@@ -91,11 +91,7 @@ def test_a_claim_that_has_passed_a_few_rows_leaves_them(conn: Conn, one: Worker,
 
 def test_a_claim_with_some_keys_does_not_read_on_for_long_among_busy_ones(conn: Conn, one: Worker, two: Worker) -> None:
     """To park a row and make it ready again costs as much as to pass over it fifty times."""
-    conn.execute(
-        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, created_at)"
-        " SELECT gen_random_uuid(), 'q', 't', 'k-' || i % 64, now() - interval '1 h' + i * interval '1 ms'"
-        "   FROM generate_series(1, 2560) i"
-    )
+    many(conn, 2_560, lock_key="i % 64")
     assert len(step(one, 60).jobs) == 60
     assert len(step(two, 100).jobs) == 4
     assert value(conn, "SELECT count(*) FROM dl_jobs WHERE blocked_on = 'key'") == 0
@@ -322,7 +318,7 @@ def test_a_key_whose_parked_rows_are_all_locked_is_tried_again(conn: Conn, one: 
     """Within a second, by the next claim of any queue; it says that there is something to come back for."""
     job = run(conn, one)
     rows = parked(conn, two, 2)
-    with ended_beside_locked_rows(conn, one, job, *rows):
+    with ended_beside(conn, one, job, *rows):
         assert value(one.conn, "SELECT count(*) FROM dl_freed") == 1
     assert waits(conn, *rows) == ["key", "key"]
     freed(conn, "1 h")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import psycopg
 import pytest
 from click.testing import CliRunner
-from hands import Conn, Worker, buffers, enqueue, quietly, value
+from hands import Conn, Worker, buffers, enqueue, many, quietly, value
 from psycopg import sql
 
 from dataloader.cli import main
@@ -324,13 +324,9 @@ def with_keys(conn: Conn, names: int, each: int, long: int) -> None:
     """An ordered queue of so many keys with so many jobs each, beside one key with very many."""
     conn.execute("INSERT INTO dl_queues (queue, ordered) VALUES ('q', true)")
     with quietly(conn):
-        conn.execute(
-            "INSERT INTO dl_jobs (job_id, queue, task, lock_key, score, attempt)"
-            " SELECT gen_random_uuid(), 'q', 't', to_char(i %% %s, 'FM000000'), i, (i %% 3 = 0)::int"
-            "   FROM generate_series(1, %s) i UNION ALL"
-            " SELECT gen_random_uuid(), 'q', 't', '000001-long', i, 0 FROM generate_series(1, %s) i",
-            (names, names * each, long),
-        )
+        key = f"to_char(i % {names}, 'FM000000')"
+        many(conn, names * each, lock_key=key, score="i", attempt="(i % 3 = 0)::int")
+        many(conn, long, "000001-long", score="i")
     conn.execute("VACUUM ANALYZE dl_jobs")
 
 
@@ -396,10 +392,7 @@ def test_doctor_tells_a_claim_that_reads_dead_rows(conn: Conn, dsn: str) -> None
     with db.connect(dsn, name="old", schema="public") as other, other.transaction():
         other.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT FROM dl_jobs")
         with quietly(conn):
-            conn.execute(
-                "INSERT INTO dl_jobs (job_id, queue, task, lock_key)"
-                " SELECT gen_random_uuid(), 'q', 't', 'k' || i FROM generate_series(1, 5000) i"
-            )
+            many(conn, 5_000)
             conn.execute("UPDATE dl_jobs SET status = 'canceled', finished_at = now() WHERE lock_key <> 'k5000'")
         first, *_, last = diagnose_claim(postgres.claim_plan(conn, "q"))
     assert "passes over 0 of" in first.text

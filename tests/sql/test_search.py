@@ -4,12 +4,12 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from hands import Conn, value
+from hands import Conn, plain, value
 from psycopg.rows import dict_row
 
 from dataloader.log import masked
@@ -29,37 +29,30 @@ def filled(conn: Conn, seed: int, count: int = SOME) -> list[dict[str, Any]]:
     rng = random.Random(seed)
     with conn.transaction():
         conn.execute("SET LOCAL session_replication_role = replica")
+        now = value(conn, "SELECT now()")
         for n in range(count):
             kind = rng.choice(TALLIED)
             status = "queued" if kind in ("ready", "scheduled", "blocked") else kind
             is_limited = kind == "blocked" and rng.random() < 0.3
             blocked_on = {"scheduled": "time", "blocked": "limit:l" if is_limited else rng.choice(["key", "parent"])}
-            job_id = UUID(f"{rng.choice(['0190a5d0', 'deadbeef', '20240501'])}-{str(uuid4())[9:]}")
-            conn.execute(
-                "INSERT INTO dl_jobs (job_id, queue, task, lock_key, args, status, blocked_on, attempt, limits,"
-                " partition_key, producer, consumer_group, error_group, created_at, started_at, finished_at)"
-                " VALUES (%(job_id)s, %(queue)s, %(task)s, %(key)s, %(args)s, %(status)s::text::dl_status,"
-                " %(blocked_on)s, %(attempt)s, %(limits)s, %(partition)s, %(producer)s, %(consumers)s, %(group)s,"
-                " now() - %(age)s,"
-                " CASE WHEN %(status)s::text = 'running' THEN now() - %(age)s END,"
-                " CASE WHEN %(status)s::text NOT IN ('queued', 'running') THEN now() - %(age)s END)",
-                {
-                    "job_id": job_id,
-                    "queue": rng.choice(QUEUES),
-                    "task": rng.choice(TASKS),
-                    "key": rng.choice(["orders:17", "orders_17", "50% off", "deadbeef1", 'a "b" c', f"k{n % 7}"]),
-                    "args": json.dumps({"n": rng.choice([1, "1", 2.0, None, True]), "in": {"day": rng.choice("ab")}}),
-                    "status": status,
-                    "blocked_on": blocked_on.get(kind),
-                    "attempt": rng.choice([0, 1]),
-                    "limits": ["l"] if is_limited else None,
-                    "group": rng.choice(GROUPS) if kind in ("failed", "lost") else None,
-                    "age": timedelta(seconds=rng.randrange(10_000) // 200 * 200),  # many have one time
-                    "partition": "x" if n % 2 else "",
-                    "producer": "p" if n % 3 else None,
-                    "consumers": "g" if n % 5 else None,
-                },
-            )
+            made = {
+                "job_id": UUID(f"{rng.choice(['0190a5d0', 'deadbeef', '20240501'])}-{str(uuid4())[9:]}"),
+                "queue": rng.choice(QUEUES),
+                "task": rng.choice(TASKS),
+                "lock_key": rng.choice(["orders:17", "orders_17", "50% off", "deadbeef1", 'a "b" c', f"k{n % 7}"]),
+                "args": json.dumps({"n": rng.choice([1, "1", 2.0, None, True]), "in": {"day": rng.choice("ab")}}),
+                "status": status,
+                "blocked_on": blocked_on.get(kind),
+                "attempt": rng.choice([0, 1]),
+                "limits": ["l"] if is_limited else None,
+                "error_group": rng.choice(GROUPS) if kind in ("failed", "lost") else None,
+                "partition_key": "x" if n % 2 else "",
+                "producer": "p" if n % 3 else None,
+                "consumer_group": "g" if n % 5 else None,
+            }
+            at = now - timedelta(seconds=rng.randrange(10_000) // 200 * 200)  # many have one time
+            ends = {"running": "started_at", "queued": "created_at"}.get(status, "finished_at")
+            job_id = plain(conn, **made | {"created_at": at, ends: at})
             if blocked_on.get(kind) == "parent":
                 conn.execute("INSERT INTO dl_waiting VALUES (%s, 1, now(), 'hold')", (job_id,))
         conn.execute("INSERT INTO dl_limits (name, most, burst, changed_by) VALUES ('l', 0, 1, 't')")
@@ -217,11 +210,7 @@ def test_small_looks_find_the_same_and_a_tally_says_so(conn: Conn, monkeypatch: 
 def test_a_tally_of_a_queue_reads_no_more_of_the_history_of_others(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
     """No index has the finished jobs of a queue, so those of a queue with few of them are not looked for on and on."""
     for queue, age in (("rare", 2), *(("busy", 1) for _ in range(5))):
-        conn.execute(
-            "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, finished_at)"
-            " VALUES (gen_random_uuid(), %s, 't', 'k', 'succeeded', now() - make_interval(hours => %s))",
-            (queue, age),
-        )
+        plain(conn, queue=queue, status="succeeded", finished_at=datetime.now(UTC) - timedelta(hours=age))
     assert tallies.tally(conn, Wanted(queue="rare"))["counts"]["succeeded"] == 1
     monkeypatch.setattr(tallies, "SCAN", 5)
     tally = tallies.tally(conn, Wanted(queue="rare"))
@@ -288,8 +277,8 @@ def test_every_text_that_answers_mask_is_known_as_one(conn: Conn) -> None:
     )
     assert set(hidden) == {text for (text,) in conn.execute(statement, {"texts": hidden})}
     assert len(hidden) > 5_000
-    plain = ["http://h:80/a", "http://h:5432", "s3://bucket/a:b", "load:2024-05", "passengers", "monkey:7"]
-    assert not conn.execute(statement, {"texts": plain}).fetchall()
+    harmless = ["http://h:80/a", "http://h:5432", "s3://bucket/a:b", "load:2024-05", "passengers", "monkey:7"]
+    assert not conn.execute(statement, {"texts": harmless}).fetchall()
 
 
 def states(conn: Conn) -> dict[UUID, tuple[str, str, str | None]]:

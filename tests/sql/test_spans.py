@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from hands import Conn, quietly, value
+from hands import Conn, plain, quietly, value
 from histograms import slot_of
 
 from dataloader.queue.reports import runs
@@ -39,11 +39,8 @@ class Journal:
         due = self.now - ago
         at = due + timedelta(seconds=chance.choice([0, 0.5, 7, 400]))
         with quietly(self.conn):
-            self.conn.execute(
-                "INSERT INTO dl_jobs (job_id, queue, task, lock_key, created_at, available_at, status)"
-                " VALUES (%s, %s, %s, 'k', %s, %s, 'succeeded')",
-                (job_id, queue, task, due - timedelta(seconds=9), due),
-            )
+            times = {"created_at": due - timedelta(seconds=9), "available_at": due}
+            plain(self.conn, job_id=job_id, queue=queue, task=task, status="succeeded", **times)
         self._note(due, job_id, queue, "queued", {})
         for _ in range(chance.choice([1, 1, 2])):
             self._note(at, job_id, queue, "picked", {"worker": "w"})

@@ -8,28 +8,21 @@ from hands import Conn, Worker, age, enqueue, journal, kinds, many, plain, quiet
 from dataloader.queue import lifecycle
 
 
-def test_a_row_of_the_contracts_columns_is_all_a_producer_needs(conn: Conn, worker: Worker) -> None:
-    job = worker.start_new(plain, lock_key="k", args='{"a": 1}', partition_key="p", idempotency_key="i")
+def test_a_claim_needs_the_contracts_columns_and_records_lease_worker_and_backend(conn: Conn, worker: Worker) -> None:
+    given = {"args": '{"a": 1}', "partition_key": "p", "idempotency_key": "i", "lease_ttl_sec": 77}
+    job = worker.start_new(plain, lock_key="k", **given)
     assert (job.queue, job.task, job.args_json) == ("q", "t", '{"a": 1}')
     assert (job.lock_key, job.partition_key, job.idempotency_key) == ("k", "p", "i")
-    assert (job.attempt, job.max_attempts, job.lease_ttl_sec, job.claimed_by) == (1, 5, 60, worker.name)
-    assert worker.finish(job) == "succeeded"
-
-
-def test_the_claim_is_recorded_with_lease_worker_and_backend(conn: Conn, worker: Worker) -> None:
-    job_id = worker.start_new(plain, lease_ttl_sec=77).job_id
-    found = row(conn, job_id)
-    assert (found["status"], found["attempt"]) == ("running", 1)
-    assert found["claimed_by"] == worker.name
-    assert found["claimed_pid"] == worker.pid
-    assert found["claimed_backend_start"] == worker.session.backend_start
-    assert found["claimed_backend_start"] == value(
-        conn, "SELECT backend_start FROM pg_stat_activity WHERE pid = %s", worker.pid
-    )
+    assert (job.attempt, job.max_attempts, job.lease_ttl_sec, job.claimed_by) == (1, 5, 77, worker.name)
+    found = row(conn, job.job_id)
+    assert (found["status"], found["attempt"], found["claimed_by"]) == ("running", 1, worker.name)
+    backend_start = value(conn, "SELECT backend_start FROM pg_stat_activity WHERE pid = %s", worker.pid)
+    assert worker.session.backend_start == backend_start
+    assert (found["claimed_pid"], found["claimed_backend_start"]) == (worker.pid, backend_start)
     assert (found["lease_expires_at"] - found["heartbeat_at"]).total_seconds() == 77
-    assert found["started_at"] == found["heartbeat_at"]
-    assert found["finished_at"] is None
-    assert journal(conn, job_id)[1:] == [("picked", {"attempt": 1, "worker": worker.name})]
+    assert (found["started_at"], found["finished_at"]) == (found["heartbeat_at"], None)
+    assert journal(conn, job.job_id)[1:] == [("picked", {"attempt": 1, "worker": worker.name})]
+    assert worker.finish(job) == "succeeded"
 
 
 def test_started_at_is_kept_from_the_first_start(conn: Conn, worker: Worker) -> None:

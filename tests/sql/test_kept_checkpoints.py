@@ -42,13 +42,16 @@ def test_a_run_gets_what_the_one_before_has_kept(conn: Conn, worker: Worker) -> 
     assert stored(conn) == [(1, {"at": 1})]
 
 
-def test_that_of_a_later_claim_is_not_replaced(conn: Conn, worker: Worker) -> None:
+def test_each_save_has_its_time_and_replaces_none_of_a_later_claim(conn: Conn, worker: Worker) -> None:
     """As by the statement of a run that was stopped in its midst."""
     job = worker.start_new()
     lifecycle.keep_checkpoint(conn, job, FIRST)
-    conn.execute("UPDATE dl_checkpoints SET claim = 2")
+    conn.execute("UPDATE dl_checkpoints SET saved_at = '-infinity'")
     lifecycle.keep_checkpoint(conn, job, SECOND)
-    assert stored(conn) == [(2, {"at": 1})]
+    assert value(conn, "SELECT saved_at > now() - interval '1 min' FROM dl_checkpoints")
+    conn.execute("UPDATE dl_checkpoints SET claim = 2")
+    lifecycle.keep_checkpoint(conn, job, FIRST)
+    assert stored(conn) == [(2, {"at": 2})]
 
 
 def test_only_a_new_one_is_of_the_new_claim(conn: Conn, worker: Worker) -> None:
@@ -69,14 +72,6 @@ def test_only_a_new_one_is_of_the_new_claim(conn: Conn, worker: Worker) -> None:
     assert kept(conn, job.job_id) == Checkpoint('{"at": 1}', 2, 2)
     lifecycle.keep_checkpoint(conn, again, SECOND)
     assert stored(conn) == [(2, {"at": 2})]
-
-
-def test_each_save_has_its_time(conn: Conn, worker: Worker) -> None:
-    job = worker.start_new()
-    lifecycle.keep_checkpoint(conn, job, FIRST)
-    conn.execute("UPDATE dl_checkpoints SET saved_at = '-infinity'")
-    lifecycle.keep_checkpoint(conn, job, SECOND)
-    assert value(conn, "SELECT saved_at > now() - interval '1 min' FROM dl_checkpoints")
 
 
 @pytest.mark.parametrize("by", ["step", "finish"])
@@ -269,24 +264,17 @@ def test_it_rolls_back_with_the_data(target: Conn, dsn: str) -> None:
     assert (standing.saved, found(dsn, job, 1)) == (None, Checkpoint())
 
 
-@pytest.mark.parametrize("overtaker", [(2, "w"), (1, "other")])
-def test_a_run_that_is_overtaken_commits_none(target: Conn, dsn: str, job: UUID, overtaker: tuple[int, str]) -> None:
-    """By a newer claim; or, after the queue was set back, by another run with a number that the row then has."""
+@pytest.mark.parametrize("change", ["claim = 2", "owner = 'other'", "raised_at = raised_at + interval '1 s'"])
+def test_a_run_that_is_overtaken_commits_none(target: Conn, dsn: str, job: UUID, change: str) -> None:
+    """By a newer claim; after the queue was set back by a run with the same number; or by code of an older version."""
     standing = Standing(job)
     with pytest.raises(Overtaken), fence.transaction(dsn, "public", {job: 1}, "w", standing=standing) as conn:  # noqa: PT012
         conn.execute("SET application_name = 'in disguise'")
         conn.execute("CREATE TABLE written ()")
         standing.to_save = Checkpoint("{}", number=1)
-        target.execute("UPDATE dl_fence SET claim = %s, owner = %s", overtaker)
+        target.execute(f"UPDATE dl_fence SET {change}".encode())
     assert (standing.saved, value(target, "SELECT checkpoint FROM dl_fence")) == (None, None)
     assert value(target, "SELECT to_regclass('written')") is None
-
-
-def test_a_fence_that_an_older_version_raised_lets_none_commit(target: Conn, dsn: str, job: UUID) -> None:
-    standing = Standing(job)
-    with pytest.raises(Overtaken), fence.transaction(dsn, "public", {job: 1}, "w", standing=standing):  # noqa: PT012
-        standing.to_save = Checkpoint("{}", number=1)
-        target.execute("UPDATE dl_fence SET raised_at = raised_at + interval '1 s'")
 
 
 def test_the_commit_of_a_stopped_process_holds_for_5_s_at_most(target: Conn, dsn: str, job: UUID) -> None:

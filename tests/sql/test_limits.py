@@ -181,12 +181,15 @@ def test_a_limit_that_is_changed_holds_at_once(conn: Conn, workers: Workers) -> 
     assert not operations.remove_limit(conn, "l", "test")
 
 
-def test_as_many_jobs_start_as_there_are_tokens(conn: Conn, worker: Worker) -> None:
+def test_as_many_jobs_start_as_there_are_tokens_and_none_is_given_back(conn: Conn, worker: Worker) -> None:
     allow(conn, per_minute=1, burst=3)
     queued = jobs(conn, 5)
-    assert [job.job_id for job in claim(worker, 10).jobs] == queued[:3]
+    started_jobs = claim(worker, 10).jobs
+    assert [job.job_id for job in started_jobs] == queued[:3]
     assert claim(worker, 10).jobs == []
     assert waits(conn, *queued[3:]) == ["time", "limit:l"]
+    worker.finish(started_jobs[0], "hand_back")
+    assert claim(worker, 10).jobs == []
 
 
 def test_the_first_job_that_waits_gets_the_time_of_the_next_token(conn: Conn, one: Worker, two: Worker) -> None:
@@ -199,13 +202,6 @@ def test_the_first_job_that_waits_gets_the_time_of_the_next_token(conn: Conn, on
     conn.execute("UPDATE dl_jobs SET available_at = now() WHERE job_id = %s", (second,))
     assert two.take().job_id == second
     assert waits(conn, third) == ["time"]
-
-
-def test_a_token_is_not_given_back(conn: Conn, worker: Worker) -> None:
-    allow(conn, per_minute=1)
-    jobs(conn, 1)
-    worker.finish(worker.take(), "hand_back")
-    assert claim(worker).job is None
 
 
 def test_a_stranger_with_the_limits_row_stops_its_starts_alone(conn: Conn, worker: Worker) -> None:
@@ -415,22 +411,15 @@ def test_a_cancelled_head_frees_its_key(conn: Conn, worker: Worker) -> None:
     assert worker.take().job_id == next_one
 
 
-def test_a_job_says_which_limit_it_waits_for(conn: Conn, workers: Workers) -> None:
+def test_a_job_says_which_limit_it_waits_for_and_a_limit_has_its_figures(conn: Conn, workers: Workers) -> None:
     allow(conn, most=1)
-    _, second = jobs(conn, 2)
+    allow(conn, "rate", per_minute=90.5)
+    _, second, _ = jobs(conn, 3)
     run(workers())
     shown = lifecycle.status(conn, second)
     assert shown["waiting_for"] == {"reason": "limit", "limit": "l", "running": 1, "most": 1}
     assert claim(workers()).job is None
     assert lifecycle.reasons(conn, [second])[second]["reason"] == "limit"
-
-
-def test_the_figures_of_a_limit(conn: Conn, workers: Workers) -> None:
-    allow(conn, most=1)
-    allow(conn, "rate", per_minute=90.5)
-    jobs(conn, 3)
-    run(workers())
-    assert claim(workers()).job is None
     found = {each["name"]: each for each in stats.limits(conn)}
     assert [found["l"][name] for name in ("most", "running", "waiting", "room", "tokens")] == [1, 1, 2, 0, None]
     assert [found["rate"][name] for name in ("per_minute", "burst", "most", "running")] == [90.5, 2, None, 0]

@@ -186,15 +186,6 @@ def test_the_dead_of_a_queue_in_steps(conn: Conn) -> None:
     assert value(conn, "SELECT count(*) FROM dl_jobs WHERE status = 'queued' AND attempt = 0") == 2
 
 
-def test_all_of_a_queue_that_wait_for_their_time(conn: Conn) -> None:
-    for _ in range(3):
-        plain(conn, in_sec=60)
-    plain(conn, queue="other", in_sec=60)
-    steps = [operations.change_queue(conn, "run-all", "q", BY, limit).changed for limit in (2, 1_000, 1_000)]
-    assert steps == [2, 1, 0]
-    assert value(conn, "SELECT array_agg(DISTINCT queue) FROM dl_jobs WHERE blocked_on = 'time'") == ["other"]
-
-
 def test_what_waits_for_a_retry_is_killed_and_nothing_else(conn: Conn, worker: Worker) -> None:
     tried, without_error = plain(conn, attempt=2, in_sec=60, error="no route"), plain(conn, attempt=1)
     fresh, running, elsewhere = plain(conn), plain(conn, priority=1), plain(conn, queue="other", attempt=1)
@@ -228,13 +219,14 @@ def test_a_filter_is_for_what_passes_it(conn: Conn, name: str, only: dict[str, s
     fits = plain(conn, **group, **only)
     others = {plain(conn, **group, **{field: "b"}) for field in ("task", "lock_key", "partition_key")}
     others.add(plain(conn, **{field: "a" for field in only}))  # not one of the group
+    others.add(plain(conn, **group, **only, queue="other"))
     before = {job_id: row(conn, job_id) for job_id in others}
     assert operations.change_queue(conn, name, "q", BY, only=only) == (1, None)
     now = {"now": value(conn, "SELECT now()")}
     assert {job_id: row(conn, job_id) | now for job_id in others} == {
         job_id: was | now for job_id, was in before.items()
     }
-    assert value(conn, "SELECT count(*) FROM dl_jobs") == (4 if name == "delete-dead" else 5)
+    assert value(conn, "SELECT count(*) FROM dl_jobs") == (5 if name == "delete-dead" else 6)
     assert name == "delete-dead" or row(conn, fits)["journaled"] > 0
 
 

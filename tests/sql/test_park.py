@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 from hands import DONE, Conn, Worker, Workers, age, ended_beside, expire, ids, locked, many, plain, step
-from readings import kinds, row, state, value, waits
+from readings import keys_held, kinds, row, state, value, waits
 
 from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.job import Job
@@ -287,6 +287,12 @@ def test_a_row_that_may_start_again_by_now_is_not_set_aside(conn: Conn, workers:
     (waiting,) = parked(conn, workers(), 1)
     assert value(conn, "SELECT dl_set_aside(ARRAY[%s])", waiting) == 0
     assert waits(conn, waiting) == ["key"]
+
+
+def test_a_look_at_refused_keys_keeps_none_that_is_free_by_now(conn: Conn, worker: Worker) -> None:
+    ready = plain(conn, lock_key="k")
+    assert value(worker.conn, "SELECT dl_put_off('q', ARRAY[hashtext('k')], 15)") == 0
+    assert (keys_held(conn), waits(conn, ready)) == ([], [None])
 
 
 def test_all_rows_of_a_key_that_a_session_holds_are_put_off_at_once_and_alike(conn: Conn, workers: Workers) -> None:

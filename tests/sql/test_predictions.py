@@ -279,7 +279,9 @@ def test_only_the_latest_200_runs_are_kept(conn: Conn, worker: Worker) -> None:
 
 
 def noted_all(conn: Conn) -> list[tuple[str, int]]:
-    """A round of the reaper: each queue's name, and how many jobs were told."""
+    """A round of the reaper, which counts the queues before: each queue's name, and how many jobs were told."""
+    conn.execute("DELETE FROM dl_lengths")
+    stats.note_lengths(conn, 0)
     found, after = [], ""
     while done := predictions.note(conn, after):
         assert done.error is None
@@ -288,15 +290,9 @@ def noted_all(conn: Conn) -> list[tuple[str, int]]:
     return found
 
 
-def with_lengths(conn: Conn) -> None:
-    conn.execute("DELETE FROM dl_lengths")
-    stats.note_lengths(conn, 0)
-
-
 def test_a_round_notes_a_sample_of_each_queue(conn: Conn) -> None:
     many(conn, 50, "k%s")
     enqueue(conn, queue="another")
-    with_lengths(conn)
     assert noted_all(conn) == [("another", 0), ("q", 0)]
     assert value(conn, "SELECT count(*) FROM dl_predictions WHERE queue = 'q'") == predictions.SAMPLE
     spread = value(conn, "SELECT max(plain_sec) - min(plain_sec) FROM dl_predictions")
@@ -305,7 +301,6 @@ def test_a_round_notes_a_sample_of_each_queue(conn: Conn) -> None:
 
 def test_the_first_prediction_stays_and_is_compared_with_the_end(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
-    with_lengths(conn)
     noted_all(conn)
     first = noted(conn, job_id)
     assert first is not None
@@ -359,7 +354,6 @@ def test_how_right_the_last_day_was_and_what_follows_for_what_waits(conn: Conn, 
 def test_what_ended_otherwise_or_is_gone_or_is_old_is_forgotten(conn: Conn, worker: Worker) -> None:
     canceled, failed, gone = (enqueue(conn, max_attempts=1) for _ in range(3))
     judged(conn, 1, 100, 100)
-    with_lengths(conn)
     noted_all(conn)
     lifecycle.request_cancels(conn, [canceled], False, "test")
     job = worker.take()
@@ -373,7 +367,7 @@ def test_what_ended_otherwise_or_is_gone_or_is_old_is_forgotten(conn: Conn, work
 
 def test_one_reaper_at_a_time_predicts(conn: Conn, dsn: str) -> None:
     enqueue(conn)
-    with_lengths(conn)
+    stats.note_lengths(conn, 0)
     with psycopg.connect(dsn) as other:
         other.execute("SELECT pg_advisory_xact_lock(%s)", (predictions.LOCK,))
         assert predictions.note(conn, "") is None
@@ -385,7 +379,6 @@ def test_a_deadline_that_is_going_to_be_missed_is_told_once_while_there_is_time(
         enqueue(conn, priority=1)
     late = enqueue(conn, deadline=datetime.now(UTC) + timedelta(seconds=500))
     right = enqueue(conn, deadline=datetime.now(UTC) + timedelta(hours=1))
-    with_lengths(conn)
     assert noted_all(conn) == [("q", 1)]
     assert noted_all(conn) == [("q", 0)], "once"
     assert kinds(conn, late) == ["queued", "deadline"]
@@ -407,7 +400,6 @@ def test_a_job_is_at_risk_no_more_when_there_are_more_workers(conn: Conn) -> Non
     for _ in range(20):
         enqueue(conn, priority=1)
     job_id = enqueue(conn, deadline=datetime.now(UTC) + timedelta(seconds=500))
-    with_lengths(conn)
     noted_all(conn)
     first = noted(conn, job_id)
     serve(conn, 20)
@@ -428,7 +420,6 @@ def test_a_deadline_that_has_passed_is_told_though_nothing_could_be_predicted(co
         operations.pause(conn, "q", "test")
     job_id = enqueue(conn, deadline=datetime.now(UTC) - timedelta(seconds=1))
     later = enqueue(conn, deadline=datetime.now(UTC) + SOON)
-    with_lengths(conn)
     assert noted_all(conn) == [("q", 1)]
     assert kinds(conn, job_id)[-1] == "deadline"
     assert kinds(conn, later)[-1] == "queued"
@@ -438,7 +429,6 @@ def test_a_deadline_that_has_passed_is_told_though_nothing_could_be_predicted(co
 def test_a_job_that_has_ended_meanwhile_is_not_told(conn: Conn, worker: Worker) -> None:
     """Ends are compared at the begin of a round, and a round of many queues takes a while."""
     job_id = enqueue(conn, deadline=datetime.now(UTC) + SOON)
-    with_lengths(conn)
     noted_all(conn)
     conn.execute("UPDATE dl_predictions SET expected_at = deadline + interval '1 h'")
     worker.finish(worker.take())
@@ -450,7 +440,6 @@ def test_a_job_that_has_ended_meanwhile_is_not_told(conn: Conn, worker: Worker) 
 def test_what_was_unknown_is_compared_by_its_first_real_prediction(conn: Conn) -> None:
     operations.pause(conn, "q", "test")
     job_id = enqueue(conn, deadline=datetime.now(UTC) + SOON)
-    with_lengths(conn)
     noted_all(conn)
     before = noted(conn, job_id)
     operations.resume(conn, "q", "test")

@@ -49,7 +49,7 @@ GLANCE_SEC = 0.001  # between two checks for idle siblings, because a check cost
 RUN = log.Template("metric", "job.run", {"queue": str, **REPORT})
 LEARN_SEC = periods.seconds("LEARN_SEC", 60.0)  # between two readings of the resources that runs of tasks have used
 ANSWER_SEC = periods.seconds("WORKER_ANSWER_SEC", 10.0)  # the longest wait for an answer of the server
-LOCK_SEC = periods.seconds("WORKER_LOCK_SEC", 5.0)  # for a lock that another session has
+LOCK_SEC = 4.0  # for a lock that another session has; less than RETAKE_SEC
 NO_COST = {"cpu_sec": 0.0, "peak_mb": 0.0}  # of the further jobs of a run
 REST_SEC = 1.0  # between tries to write the ends of locked rows while the worker rests
 

@@ -190,6 +190,25 @@ def test_a_row_that_is_locked_for_longer_than_a_heartbeat_costs_its_run_no_sessi
     assert not program.events("farm.database.lost")
 
 
+def test_a_row_that_is_locked_while_its_run_gets_a_new_session_costs_it_no_other_one(farm: Farm, own_db: str) -> None:
+    farm.ready(workers=1)
+    job = LongJob(farm)
+    sessions = "SELECT pid, wait_event_type FROM pg_stat_activity WHERE starts_with(application_name, 'dl-worker')"
+    with psycopg.connect(own_db) as operator:
+        operator.execute("SELECT FROM dl_jobs FOR UPDATE")
+        ((first, _),) = farm.rows(sessions)
+        farm.end_sessions("dl-worker")
+        waiting: list[int] = []
+        until(
+            lambda: (
+                waiting.extend(pid for pid, wait in farm.rows(sessions) if wait == "Lock" and pid != first) or waiting
+            )
+        )
+        time.sleep(7)  # its wait for the row, a second of rest, and the begin of the next wait
+        assert [pid for pid, _ in farm.rows(sessions)] == waiting
+    job.ends_well()
+
+
 def test_i4_workers_of_a_killed_supervisor_drain_and_the_keeper_leaves_last(farm: Farm) -> None:
     program = farm.ready(workers=2, dl_drain_sec=4, dl_kill_grace_sec=0.5)
     quick, stuck = farm.enqueue("recorded", args={"sec": 0.5}), farm.enqueue("spins")

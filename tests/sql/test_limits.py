@@ -102,6 +102,14 @@ def test_a_parked_row_of_the_key_with_a_full_limit_does_not_start(conn: Conn, wo
     assert state(conn, limited)[0] == "queued"
 
 
+def test_a_job_of_two_limits_needs_room_in_both(conn: Conn, worker: Worker) -> None:
+    allow(conn, "a", most=1)
+    allow(conn, "b", most=0)
+    (both,) = jobs(conn, 1, "a", "b")
+    assert claim(worker).job is None
+    assert waits(conn, both) == ["limit:b"]
+
+
 def test_a_place_goes_to_the_next_row_when_one_stops_at_another_limit(conn: Conn, workers: Workers) -> None:
     allow(conn, "a", most=1)
     allow(conn, "b", most=1)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from farming import family, free_port, until
+from farming import family, free_port, on_all, titled, until
 
 HERE = Path(__file__).parent
 START_SEC = 90.0
@@ -39,24 +39,21 @@ class Cluster:
         return {"engine": self.engine, "address": address, "away_sec": 30} | more
 
     def processes(self) -> list[psutil.Process]:
-        found = []
+        processes = []
         for program in self.programs:
             with suppress(psutil.NoSuchProcess):
-                found += [psutil.Process(program.pid), *family(program.pid)]
-        return found
+                processes += [psutil.Process(program.pid), *family(program.pid)]
+        return processes
 
     def suspend(self, title: str) -> list[psutil.Process]:
         """Stop the programs whose command line has this text: connections are accepted, and nothing is answered."""
-        found = [each for each in self.processes() if title in " ".join(each.cmdline())]
-        assert found, f"no {title} among {[each.cmdline() for each in self.processes()]}"
-        for each in found:
-            each.suspend()
-        return found
+        processes = titled(self.processes(), title)
+        assert processes, f"no {title} among {[each.cmdline() for each in self.processes()]}"
+        on_all(psutil.Process.suspend, processes)
+        return processes
 
     def kill(self) -> None:
-        for each in self.processes():
-            with suppress(psutil.NoSuchProcess):
-                each.kill()
+        on_all(psutil.Process.kill, self.processes())
         for program in self.programs:
             program.wait()
         self.programs.clear()

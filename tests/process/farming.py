@@ -25,6 +25,7 @@ from judge import illegal
 from patience import PATIENCE as PATIENCE
 from ports import free_port as free_port
 
+from dataloader.config import Settings
 from dataloader.queue import db, enqueue, lifecycle, operations
 from dataloader.queue.reports import stats
 
@@ -44,12 +45,12 @@ def keeps_its_promises(module: str, *arguments: str, patience: float) -> str:
     command = [sys.executable, "-m", f"tools.{module}", *arguments]
     with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
         try:
-            said, _ = run.communicate(timeout=patience)
+            output, _ = run.communicate(timeout=patience)
         except BaseException:
             run.terminate()  # it cleans up behind itself
             raise
-    assert run.returncode == 0, said
-    return said
+    assert run.returncode == 0, output
+    return output
 
 
 def ended_lines(file: Path) -> list[str]:
@@ -65,16 +66,27 @@ def call(port: int, path: str, body: dict[str, Any] | None = None) -> Any:
         return json.load(answer)
 
 
-def answers(port: int, path: str = "/health", host: str = "127.0.0.1") -> bool:
-    """Whether a server at this port answers 200."""
+def status(port: int, path: str = "/health", host: str = "127.0.0.1") -> int:
+    """The status with which a server at this port answers; 0 where nobody answers."""
     connection = http.client.HTTPConnection(host, port, timeout=5)
     try:
         connection.request("GET", path)
-        return connection.getresponse().status == 200
+        return connection.getresponse().status
     except OSError:
-        return False
+        return 0
     finally:
         connection.close()
+
+
+def answers(port: int, path: str = "/health", host: str = "127.0.0.1") -> bool:
+    """Whether a server at this port answers 200."""
+    return status(port, path, host) == 200
+
+
+def environment() -> dict[str, str]:
+    """The environment without the settings of a farm; DL_PG_BIN stays."""
+    settings = {name.upper() for name in Settings.model_fields} - {"DL_PG_BIN"}
+    return {name: value for name, value in os.environ.items() if name not in settings}
 
 
 def executed(command: Sequence[str], env: dict[str, str], cwd: Path | None, out: int) -> subprocess.Popen[bytes]:
@@ -87,6 +99,25 @@ def family(pid: int) -> list[psutil.Process]:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
+
+
+def titled(processes: Iterable[psutil.Process], text: str) -> list[psutil.Process]:
+    """Those of these processes whose command line has this text."""
+    matching = []
+    for process in processes:
+        with suppress(psutil.Error):
+            if text in " ".join(process.cmdline()):
+                matching.append(process)
+    return matching
+
+
+def have_ended(processes: Iterable[psutil.Process]) -> bool:
+    """Whether none of these processes runs; one whose parent was killed may stay a zombie until process 1 looks."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                return False
+    return True
 
 
 def on_all(act: Callable[[psutil.Process], None], processes: Iterable[psutil.Process]) -> None:
@@ -114,14 +145,7 @@ class Program:
 
     def children(self, title: str = "") -> list[psutil.Process]:
         """Its children whose process title contains `title`."""
-        found = []
-        for child in psutil.Process(self.process.pid).children():
-            try:
-                if title in " ".join(child.cmdline()):
-                    found.append(child)
-            except psutil.Error:
-                continue
-        return found
+        return titled(psutil.Process(self.process.pid).children(), title)
 
     def workers(self) -> list[psutil.Process]:
         return self.children("dataloader: worker")
@@ -182,9 +206,10 @@ class Farm:
             "DL_DB_DSN": self.dsn,
             "DL_HOME": str(self.folder),
             "DL_PIPELINES": "farm_pipelines",
-            "PYTHONPATH": str(Path(__file__).parent),
+            "PYTHONPATH": f"{Path(__file__).parent}{os.pathsep}{self.folder}",  # a test writes its own modules there
             "PYTHONDONTWRITEBYTECODE": "1",  # a .pyc names its source by second and size: it would hide a test's change
             "WORKERS_JSON": json.dumps([entry]),
+            "APP_HOST": "127.0.0.1",
             "DL_HEARTBEAT_SEC": "1",
             "DL_REAPER_PERIOD_SEC": "0.5",
             "DL_CLAIM_BACKOFF_SEC": "2",
@@ -217,7 +242,7 @@ class Farm:
 
     def api(self, port: int, **settings: Any) -> Program:
         """Start an API of one process at this port and wait until it answers with the database."""
-        api = self.start("api --processes 1", app_host="127.0.0.1", app_port=port, **settings)
+        api = self.start("api --processes 1", app_port=port, **settings)
         until(lambda: answers(port, "/ready"), "the API")
         return api
 
@@ -245,10 +270,26 @@ class Farm:
             raise AssertionError(f"not {status} but {self.job(job_id)}; {self.story(job_id)}") from None
         return self.job(job_id)
 
-    def succeeds(self, job_id: UUID) -> None:
-        """Wait for the job's success; one attempt has counted, and its journal is legal."""
-        assert self.wait(job_id, "succeeded")["attempt"] == 1, self.journal(job_id)
-        assert illegal([kind for kind, _ in self.journal(job_id)], "succeeded") is None, self.journal(job_id)
+    def succeeds(self, *job_ids: UUID) -> None:
+        """Wait for the success of each of these jobs; one attempt has counted, and its journal is legal."""
+        for job_id in job_ids:
+            assert self.wait(job_id, "succeeded")["attempt"] == 1, self.journal(job_id)
+            assert illegal([kind for kind, _ in self.journal(job_id)], "succeeded") is None, self.journal(job_id)
+
+    def works(self) -> None:
+        """A new job succeeds at its first attempt."""
+        self.succeeds(self.enqueue("noop"))
+
+    def running(self, task: str, **more: Any) -> UUID:
+        """Add a job of a pipeline that notes its start, and wait for the start."""
+        job_id = self.enqueue(task, **more)
+        until(lambda: self.rows("SELECT FROM runs WHERE job_id = %s", job_id), f"{task} to begin")
+        return job_id
+
+    def worker(self, job_id: UUID) -> psutil.Process:
+        """The worker that runs this job."""
+        ((name,),) = self.rows("SELECT claimed_by FROM dl_jobs WHERE job_id = %s", job_id)
+        return psutil.Process(int(name.split(":")[-2]))
 
     def begun(self, job_id: UUID) -> None:
         """Wait until the job runs: its row says so already when its worker may still hand it back."""
@@ -264,23 +305,27 @@ class Farm:
         )
         return rows.fetchall()
 
+    def insert(self, number: int = 1, **columns: str) -> list[UUID]:
+        """Insert so many rows by plain SQL, as another service does: an expression for each column; n counts them."""
+        known = {"job_id": "gen_random_uuid()", "queue": "'q'", "task": "'noop'", "lock_key": "'key ' || n"} | columns
+        source = f"SELECT {', '.join(known.values())} FROM generate_series(1, {number}) n RETURNING job_id"
+        return [job_id for (job_id,) in self.rows(f"INSERT INTO dl_jobs ({', '.join(known)}) {source}")]
+
     def rows(self, statement: str, *parameters: Any) -> list[Any]:
         return self.conn.execute(statement, parameters).fetchall()
 
+    def sessions(self, name: str = "dl-", condition: str = "true") -> list[int]:
+        """The backends of this database's sessions whose names begin so; other tests use the same server and role."""
+        ours = "datname = current_database() AND starts_with(application_name, %s)"
+        return [pid for (pid,) in self.rows(f"SELECT pid FROM pg_stat_activity WHERE {ours} AND {condition}", name)]
+
     def end_sessions(self, name: str = "dl-") -> None:
-        """End this database's sessions whose names begin so; other tests use the same server and role."""
-        self.conn.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND starts_with(application_name, %s)",
-            (name,),
-        )
+        """End these sessions."""
+        self.rows("SELECT pg_terminate_backend(pid) FROM unnest(%s::int[]) pid", self.sessions(name))
 
     def no_sessions(self, name: str = "dl-") -> None:
-        """Wait until this database has no session whose name begins so: a backend ends a little after its client."""
-        sessions = (
-            "SELECT FROM pg_stat_activity WHERE datname = current_database() AND starts_with(application_name, %s)"
-        )
-        until(lambda: not self.rows(sessions, name), "the sessions to end")
+        """Wait until there is none of these sessions: a backend ends a little after its client."""
+        until(lambda: not self.sessions(name), "the sessions to end")
 
     def empty(self) -> None:
         """End all jobs and empty the tables, so that the next test on this farm finds no job, name or setting."""
@@ -314,6 +359,13 @@ class Farm:
             process.kill()
             process.wait()
         self.conn.close()
+
+
+# A row whose worker is on a machine that is gone; its lease is over.
+LOST = {
+    **{"status": "'running'", "attempt": "1", "claimed_by": "'far:1:away'", "lease_ttl_sec": "1"},
+    **{"started_at": "now()", "heartbeat_at": "now()", "lease_expires_at": "now() - interval '1 s'"},
+}
 
 
 @contextmanager

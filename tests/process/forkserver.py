@@ -98,8 +98,8 @@ def run(arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> subproce
             status = program.wait(60)
         finally:
             program.kill()
-        said = [os.pread(file.fileno(), LIMIT, 0).decode() for file in (out, err)]
-    return subprocess.CompletedProcess(list(arguments), status, *said)
+        outputs = [os.pread(file.fileno(), LIMIT, 0).decode() for file in (out, err)]
+    return subprocess.CompletedProcess(list(arguments), status, *outputs)
 
 
 def _started() -> socket.socket:

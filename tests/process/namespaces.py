@@ -71,8 +71,8 @@ def obstacle() -> str | None:
             enter(found.fileno())
             enter(ours.fileno())
     except (subprocess.CalledProcessError, OSError) as error:
-        said = error.stderr if isinstance(error, subprocess.CalledProcessError) else error
-        return f"no network namespaces here: {said}".strip()
+        reason = error.stderr if isinstance(error, subprocess.CalledProcessError) else error
+        return f"no network namespaces here: {reason}".strip()
     finally:
         remove(probe)
     return None

@@ -6,13 +6,13 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import psycopg
-from farming import until
+from farming import on_all, titled, until
 from psycopg.conninfo import make_conninfo
 
 from dataloader import embedded
@@ -30,8 +30,8 @@ FAST, IMMEDIATE = signal.SIGINT, signal.SIGQUIT  # to the postmaster: sessions a
 class Database:
     """A server of the test's own, to be ended and started at will."""
 
-    def __init__(self, root: Path) -> None:
-        self.server = embedded.Server.start(root, SETTINGS, given_programs(), initdb=["--no-sync"])
+    def __init__(self, root: Path, **settings: str) -> None:
+        self.server = embedded.Server.start(root, SETTINGS | settings, given_programs(), initdb=["--no-sync"])
         self.socket = root / "run"
 
     @property
@@ -48,31 +48,20 @@ class Database:
 
     def kill(self) -> None:
         """End the server as a power cut does: every process at once, none can say a word more."""
-        for process in self.processes():
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+        on_all(psutil.Process.kill, self.processes())
         self.server.process.wait(60)
 
     def suspend(self) -> None:
         """Stop every process: the kernel still accepts connections, and nothing is answered."""
-        for process in self.processes():
-            with suppress(psutil.NoSuchProcess):
-                process.suspend()
+        on_all(psutil.Process.suspend, self.processes())
 
     def resume(self) -> None:
-        for process in self.processes():
-            with suppress(psutil.NoSuchProcess):
-                process.resume()
+        on_all(psutil.Process.resume, self.processes())
 
     def processes(self, title: str = "") -> list[psutil.Process]:
         """The postmaster and its children, or those whose title has this text."""
         postmaster = psutil.Process(self.server.process.pid)
-        found = []
-        for process in (postmaster, *postmaster.children(recursive=True)):
-            with suppress(psutil.Error):
-                if title in " ".join(process.cmdline()):
-                    found.append(process)
-        return found
+        return titled((postmaster, *postmaster.children(recursive=True)), title)
 
     def restart(self, how: signal.Signals) -> None:
         """End it and start it again in the same place, whose lock stays ours."""
@@ -114,8 +103,8 @@ def root() -> Iterator[Path]:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[Database]:
-    database = Database(folder)
+def serving(folder: Path, **settings: str) -> Iterator[Database]:
+    database = Database(folder, **settings)
     try:
         yield database
     finally:

@@ -8,6 +8,7 @@ from pathlib import Path
 import forkserver
 import psycopg
 import pytest
+from farming import environment
 from pooling import TAKES_OUR_OPTIONS, pooler
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -29,14 +30,13 @@ class Checked:
     """One run of `dataloader check --json`."""
 
     def __init__(self, folder: Path, settings: dict[str, str]) -> None:
-        bare = {k: v for k, v in os.environ.items() if k.lower() not in config.Settings.model_fields}
         defaults = {"DL_HOME": str(folder), "PYTHONPATH": str(folder), "WORKERS_JSON": '[{"queue":"q"}]'}
         (folder / "data").mkdir(exist_ok=True)
-        done = forkserver.run(["check", "--json"], bare | defaults | settings, folder)
-        self.status, self.said = done.returncode, done.stdout + done.stderr
+        done = forkserver.run(["check", "--json"], environment() | defaults | settings, folder)
+        self.status, self.output = done.returncode, done.stdout + done.stderr
         self.document = json.loads(done.stdout)
-        assert CANARY not in self.said
-        assert "Traceback" not in self.said
+        assert CANARY not in self.output
+        assert "Traceback" not in self.output
         assert self.status == (0 if self.document["ok"] else 78)
 
     def of(self, level: str) -> list[tuple[str, str, str]]:
@@ -121,7 +121,7 @@ def test_wrong_settings_are_all_named(check: Check) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "level", "said", "advice"),
+    ("code", "level", "words", "advice"),
     [
         ("raise ValueError('password=canary-s3cret')", "error", "ValueError: password=***", "correct the module"),
         ("def (", "error", "SyntaxError", "correct the module"),
@@ -133,14 +133,14 @@ def test_wrong_settings_are_all_named(check: Check) -> None:
     ],
 )
 def test_a_pipeline_module_that_is_wrong(
-    check: Check, tmp_path: Path, code: str | None, level: str, said: str, advice: str
+    check: Check, tmp_path: Path, code: str | None, level: str, words: str, advice: str
 ) -> None:
     if code is not None:
         (tmp_path / "mine.py").write_text(code)
     found = check(dl_pipelines="mine").of(level)
     ((what, cure),) = [(what, cure) for about, what, cure in found if about == "pipelines"]
     assert what.startswith("DL_PIPELINES: mine ")
-    assert (said in what, advice in cure) == (True, True)
+    assert (words in what, advice in cure) == (True, True)
 
 
 HOOK = "from dataloader.pipelines import around_enqueue\n@around_enqueue\ndef f(job): return job\n"
@@ -208,10 +208,8 @@ NO_DSN = "no database is configured: set DL_DB_DSN or PG_HOST"
 def test_each_command_names_a_wrong_database_in_words(
     command: str, dsn: str, status: int, words: str, tmp_path: Path
 ) -> None:
-    bare = {name: value for name, value in os.environ.items() if name.lower() not in config.Settings.model_fields}
-    done = forkserver.run(
-        command.split(), bare | {"DL_HOME": str(tmp_path)} | ({"DL_DB_DSN": dsn} if dsn else {}), tmp_path
-    )
+    settings = {"DL_HOME": str(tmp_path)} | ({"DL_DB_DSN": dsn} if dsn else {})
+    done = forkserver.run(command.split(), environment() | settings, tmp_path)
     assert (done.returncode, words in " ".join(done.stderr.split())) == (status, True), done
     assert "Traceback" not in done.stdout + done.stderr
     assert CANARY not in done.stdout + done.stderr

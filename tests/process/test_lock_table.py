@@ -1,8 +1,5 @@
 """The server's lock table: what workers claim ahead leaves room in it for everybody else, and they live with little."""
 
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,12 +7,12 @@ from pathlib import Path
 import psycopg
 import pytest
 from farming import Farm, farm_on, until
+from servers import root, serving
 
-from dataloader import embedded
 from dataloader.queue import db, enqueue, migrations, probe
 from dataloader.queue.enqueue import NewJob
 
-SMALL = {"fsync": "off", "max_locks_per_transaction": "10", "max_connections": "40", "max_prepared_transactions": "10"}
+SMALL = {"max_locks_per_transaction": "10", "max_connections": "40", "max_prepared_transactions": "10"}
 ROOM = 500
 HELD = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
 
@@ -23,13 +20,9 @@ HELD = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
 @pytest.fixture(scope="module")
 def small_server() -> Iterator[str]:
     """A server whose lock table is small, with the project's schema."""
-    root = Path(tempfile.mkdtemp(prefix="dl-small-"))
-    root.chmod(0o755)
-    given = os.environ.get("DL_PG_BIN")
-    with embedded.Server.start(root, SMALL, Path(given) if given else None, initdb=["--no-sync"]) as server:
-        migrations.migrate(server.dsn, schema="public")
-        yield server.dsn
-    shutil.rmtree(root)
+    with root() as folder, serving(folder, **SMALL) as database:
+        migrations.migrate(database.dsn, schema="public")
+        yield database.dsn
 
 
 @pytest.fixture

@@ -7,14 +7,12 @@ import shutil
 import socket
 import subprocess
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from farming import Farm, call, free_port, until
+from farming import Farm, answers, call, free_port, status, until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 NGINX, CADDY = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin"), shutil.which("caddy")
@@ -57,31 +55,20 @@ def caddy(_folder: Path, _port: int, _upstream: int) -> list[str]:
 COMMANDS: dict[str, Callable[[Path, int, int], list[str]]] = {"nginx": nginx, "caddy": caddy}
 
 
-def status(port: int, path: str) -> int:
-    """The status of an answer; 0 where nobody answers."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-    except OSError:
-        return 0
-
-
 @pytest.fixture
 def proxy(request: pytest.FixtureRequest, farm: Farm, tmp_path: Path) -> Iterator[int]:
     """The port of a proxy before an API, which takes changes from everywhere."""
     port, upstream = free_port(), free_port()
-    farm.start("api", app_host="127.0.0.1", app_port=upstream, dl_trusted_proxies=1, dl_allow_anonymous=1)
+    farm.start("api", app_port=upstream, dl_trusted_proxies=1, dl_allow_anonymous=1)
     folder = tmp_path / "proxy"
     folder.mkdir()
     here = {"HOME": str(folder), "FARM_SITE": f"http://127.0.0.1:{port}", "FARM_UPSTREAM": f"127.0.0.1:{upstream}"}
-    until(lambda: status(upstream, "/ready") == 200, "the API")
+    until(lambda: answers(upstream, "/ready"), "the API")
     with (folder / "log").open("wb") as out:
         process = subprocess.Popen(
             COMMANDS[request.param](folder, port, upstream), env=os.environ | here, stdout=out, stderr=out
         )
-    until(lambda: status(port, "/ready") == 200 or process.poll() is not None, "the proxy")
+    until(lambda: answers(port, "/ready") or process.poll() is not None, "the proxy")
     yield port
     process.terminate()
     process.wait(60)

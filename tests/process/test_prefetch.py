@@ -46,8 +46,7 @@ def test_each_runs_once_and_in_the_order_of_its_key(farm: Farm) -> None:
     ready(farm, workers=2)
     with farm.conn.transaction():
         jobs = [farm.enqueue("recorded", lock_key=f"k{number % 7}", args={"sec": 0}) for number in range(210)]
-    for job in jobs:
-        farm.succeeds(job)
+    farm.succeeds(*jobs)
     started = farm.rows("SELECT lock_key, job_id FROM runs ORDER BY started")
     for key in {key for key, _ in started}:
         assert [job for lock_key, job in started if lock_key == key] == [
@@ -56,36 +55,25 @@ def test_each_runs_once_and_in_the_order_of_its_key(farm: Farm) -> None:
 
 
 def test_none_waits_behind_a_long_one_and_no_result_for_it(farm: Farm) -> None:
-    """The first is written and the others are handed back, uncounted, while the second runs."""
+    """While the second runs, the first is written, the others are handed back, uncounted, and a neighbour runs them."""
     ready(farm)
     go = farm.folder / "go"
     first, long, *others = together(farm, "noop", "waits_for_a_file", "noop", "noop", go=str(go))
-    assert farm.wait(first, "succeeded")["attempt"] == 1
-    until(lambda: "requeue" in farm.story(others[0]) and "requeue" in farm.story(others[1]), "the others to go back")
-    assert farm.job(long)["status"] == "running"
+    farm.succeeds(first)
+    until(lambda: all("requeue" in farm.story(job) for job in others), "the others to go back")
     assert {farm.job(job)["attempt"] for job in others} == {0}
-    go.touch()
-    for job in (long, *others):
-        assert farm.wait(job, "succeeded")["attempt"] == 1
-
-
-def test_a_neighbour_takes_what_waits_behind_a_long_one(farm: Farm) -> None:
-    ready(farm, workers=2)
-    go = farm.folder / "go"
-    long, *others = together(farm, "waits_for_a_file", *["noop"] * 30, go=str(go))
-    for job in others:
-        assert farm.wait(job, "succeeded")["attempt"] == 1
+    farm.ready(workers=1)
+    farm.succeeds(*others)
     assert farm.job(long)["status"] == "running"
     go.touch()
-    assert farm.wait(long, "succeeded")["attempt"] == 1
+    farm.succeeds(long)
 
 
 def test_e1_a_job_that_kills_its_worker_costs_the_others_nothing(farm: Farm) -> None:
     ready(farm)
     jobs = together(farm, "noop", "kills_itself", "noop", "noop")
     assert farm.wait(jobs[1], "lost")["error"].startswith("worker killed by signal 9 on attempt")
-    for job in (jobs[0], *jobs[2:]):
-        farm.succeeds(job)
+    farm.succeeds(jobs[0], *jobs[2:])
 
 
 def test_a_job_of_a_batch_shows_that_it_was_begun(farm: Farm) -> None:
@@ -94,9 +82,8 @@ def test_a_job_of_a_batch_shows_that_it_was_begun(farm: Farm) -> None:
     first, long, last = together(farm, "noop", "sleeps", "noop", sec=3)
     until(lambda: farm.job(long)["heartbeat_at"], "a beat")
     assert farm.job(long)["status"] == "running"
-    assert farm.wait(long, "succeeded")["attempt"] == 1
-    assert farm.wait(first, "succeeded")["heartbeat_at"] is not None
-    assert farm.wait(last, "succeeded")["attempt"] == 1
+    farm.succeeds(first, long, last)
+    assert farm.job(first)["heartbeat_at"] is not None
 
 
 def test_i8_a_drain_hands_back_what_was_not_begun(farm: Farm) -> None:
@@ -147,12 +134,10 @@ def test_a_neighbour_takes_what_waits_behind_a_call_that_holds_the_gil(farm: Far
     assert claimed_together(farm, [before, call, *others]) == [{before, call, *others}]
     program.logged("keeper.taken_back")
     neighbour.resume()
-    for job in others:
-        farm.succeeds(job)
+    farm.succeeds(*others)
     assert {farm.job(job)["status"] for job in (before, call)} == {"running"}
-    for job in (before, call):
-        farm.succeeds(job)
-        assert farm.story(job).count("picked") == 1
+    farm.succeeds(before, call)
+    assert [farm.story(job).count("picked") for job in (before, call)] == [1, 1]
     runs = farm.rows("SELECT job_id, pid FROM runs")
     assert sorted(runs) == sorted([(call, worker.pid), *((job, neighbour.pid) for job in others)])
     assert program.workers() == [worker]
@@ -161,13 +146,11 @@ def test_a_neighbour_takes_what_waits_behind_a_call_that_holds_the_gil(farm: Far
 def test_the_first_job_after_a_pause_is_claimed_alone(farm: Farm) -> None:
     ready(farm)
     jobs = together(farm, *["noop"] * 20)
-    for job in jobs:
-        assert farm.wait(job, "succeeded")["attempt"] == 1
+    farm.succeeds(*jobs)
     assert max(map(len, claimed_together(farm, jobs))) > 1
     with farm.conn.transaction():
         after = [farm.enqueue("noop", priority=number) for number in range(3)]
-    for job in after:
-        assert farm.wait(job, "succeeded")["attempt"] == 1
+    farm.succeeds(*after)
     assert claimed_together(farm, after)[0] == {after[0]}
 
 

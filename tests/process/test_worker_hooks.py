@@ -1,9 +1,7 @@
 """Hooks in a real farm: once for all its workers, once in each, and at the death of one."""
 
 import gzip
-import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,14 +46,12 @@ def once():
 
 
 class Mine:
-    def __init__(self, farm: Farm, folder: Path, code: str) -> None:
-        self.farm, self.folder = farm, folder
-        (folder / "mine.py").write_text(HEAD.format(folder=str(folder)) + code)
+    def __init__(self, farm: Farm, code: str) -> None:
+        self.farm, self.folder = farm, farm.folder
+        (self.folder / "mine.py").write_text(HEAD.format(folder=str(self.folder)) + code)
 
     def start(self, workers: int = 3, **settings: Any) -> Program:
-        path = os.pathsep.join([str(Path(__file__).parent), str(self.folder)])
-        given = {"dl_pipelines": "farm_pipelines,mine", "pythonpath": path} | settings
-        return self.farm.start(workers=workers, **given)
+        return self.farm.start(workers=workers, dl_pipelines="farm_pipelines,mine", **settings)
 
     def open(self) -> None:
         (self.folder / "open").touch()
@@ -69,8 +65,8 @@ class Mine:
         return [line.split()[0] if line != "farm ends" else line for line in self.notes("")]
 
 
-def test_a_farm_starts_once_while_its_workers_wait_and_again_at_a_reload(farm: Farm, tmp_path: Path) -> None:
-    mine = Mine(farm, tmp_path, ONCE)
+def test_a_farm_starts_once_while_its_workers_wait_and_again_at_a_reload(farm: Farm) -> None:
+    mine = Mine(farm, ONCE)
     job = farm.enqueue("recorded")
     program = mine.start()
     until(lambda: len(mine.notes("import")) == 3 and mine.notes("farm"), "all workers to import the module")
@@ -91,8 +87,8 @@ def test_a_farm_starts_once_while_its_workers_wait_and_again_at_a_reload(farm: F
     assert program.stop() == 0
 
 
-def test_a_worker_that_waits_for_the_start_obeys_a_drain(farm: Farm, tmp_path: Path) -> None:
-    mine = Mine(farm, tmp_path, ONCE)
+def test_a_worker_that_waits_for_the_start_obeys_a_drain(farm: Farm) -> None:
+    mine = Mine(farm, ONCE)
     program = mine.start(dl_drain_sec=1, dl_kill_grace_sec=1)
     until(lambda: len(mine.notes("import")) == 3 and mine.notes("farm"))
     assert program.stop() == 0
@@ -101,7 +97,7 @@ def test_a_worker_that_waits_for_the_start_obeys_a_drain(farm: Farm, tmp_path: P
     assert mine.notes("worker") == []
 
 
-def test_a_start_that_dies_goes_to_another_worker(farm: Farm, tmp_path: Path) -> None:
+def test_a_start_that_dies_goes_to_another_worker(farm: Farm) -> None:
     dies = """
 @on_farm_start
 def dies_once():
@@ -110,7 +106,7 @@ def dies_once():
         (HERE / "died").touch()
         os.kill(os.getpid(), signal.SIGKILL)
 """
-    mine = Mine(farm, tmp_path, dies)
+    mine = Mine(farm, dies)
     program = mine.start()
     program.logged("worker.started", 3)
     first, second = mine.notes("farm")
@@ -118,21 +114,21 @@ def dies_once():
 
 
 @pytest.mark.parametrize("hook", ["on_farm_start", "on_worker_start"])
-def test_a_start_that_fails_keeps_the_farm_from_starting(farm: Farm, tmp_path: Path, hook: str) -> None:
-    mine = Mine(farm, tmp_path, f"@{hook}\ndef wrong():\n    raise LookupError('no model at password=abc')\n")
+def test_a_start_that_fails_keeps_the_farm_from_starting(farm: Farm, hook: str) -> None:
+    mine = Mine(farm, f"@{hook}\ndef wrong():\n    raise LookupError('no model at password=abc')\n")
     program = mine.start()
     assert program.process.wait(60) == 78
     failed = program.events("hook.failed")
-    said = {(event["hook"], event["function"], event["error"], event["level"]) for event in failed}
-    assert said == {(hook, "mine.wrong", "LookupError: no model at password=***", "error")}
+    facts = {(event["hook"], event["function"], event["error"], event["level"]) for event in failed}
+    assert facts == {(hook, "mine.wrong", "LookupError: no model at password=***", "error")}
     assert [event for event in failed if "raise LookupError" in event.get("exception", "")]
     assert program.events("supervisor.cannot.start")
     assert mine.notes("last")[0] == "LookupError no model at password=abc"
     assert not program.events("worker.started")
 
 
-def test_the_last_words_at_an_import_that_fails(farm: Farm, tmp_path: Path) -> None:
-    mine = Mine(farm, tmp_path, "@last_words\ndef wrong(exc):\n    raise KeyError('oh')\n\nimport no_such_module\n")
+def test_the_last_words_at_an_import_that_fails(farm: Farm) -> None:
+    mine = Mine(farm, "@last_words\ndef wrong(exc):\n    raise KeyError('oh')\n\nimport no_such_module\n")
     program = mine.start(workers=1)
     assert program.process.wait(60) == 78
     assert mine.notes("last") == ["ModuleNotFoundError No module named 'no_such_module'"]
@@ -141,7 +137,7 @@ def test_the_last_words_at_an_import_that_fails(farm: Farm, tmp_path: Path) -> N
     assert (failed["hook"], failed["function"], failed["error"]) == ("last_words", "mine.wrong", "KeyError: 'oh'")
 
 
-def test_the_last_words_at_an_error_that_nobody_foresaw(farm: Farm, tmp_path: Path) -> None:
+def test_the_last_words_at_an_error_that_nobody_foresaw(farm: Farm) -> None:
     broken = """
 from dataloader.farm.batch import Batch
 
@@ -150,19 +146,19 @@ def step(self, *_):
 
 Batch.step = step
 """
-    mine = Mine(farm, tmp_path, broken)
+    mine = Mine(farm, broken)
     program = mine.start(workers=1)
     until(lambda: mine.notes("last"))
     assert mine.notes("last")[0] == "OSError no space left on device"
     assert program.logged("process.crashed")
 
 
-def test_a_trigger_leaves_the_key_to_a_hook_of_the_api(farm: Farm, tmp_path: Path, free_port: int) -> None:
-    (tmp_path / "our_hooks.py").write_text(
+def test_a_trigger_leaves_the_key_to_a_hook_of_the_api(farm: Farm, free_port: int) -> None:
+    (farm.folder / "our_hooks.py").write_text(
         "from dataloader.pipelines import around_enqueue\n"
         "@around_enqueue\ndef keyed(job):\n    return job | {'lock_key': f\"order-{job['args']['order']}\"}\n"
     )
-    farm.api(free_port, cwd=tmp_path, dl_hooks="our_hooks", dl_pipelines="no_such_module")  # the folder has the module
+    farm.api(free_port, dl_hooks="our_hooks", dl_pipelines="no_such_module")
     with Client(f"http://127.0.0.1:{free_port}", patience=30) as client:
         job = client.trigger("recorded", queue="q", args={"order": 7})
         assert client.job(job.job_id).lock_key == "order-7"
@@ -172,15 +168,13 @@ def sent(receiver: Receiver) -> list[str]:
     return [gzip.decompress(got.body).decode() for got in receiver.got]  # the SDK packs every body
 
 
-def test_sentry_has_a_failed_run_before_its_end_and_the_death_of_a_worker(
-    farm: Farm, tmp_path: Path, receiver: Receiver
-) -> None:
+def test_sentry_has_a_failed_run_before_its_end_and_the_death_of_a_worker(farm: Farm, receiver: Receiver) -> None:
     code = """
 @register("mine.fails")
 def fails(args):
     raise ValueError(f"refused {args['password']}")
 """
-    mine = Mine(farm, tmp_path, code)
+    mine = Mine(farm, code)
     dsn = f"{receiver.url}/1".replace("//", "//key@")
     program = mine.start(workers=1, dl_hooks="dataloader.pipelines.sentry", sentry_dsn=dsn)
     args = {"password": "canary-3f1d", "note": "canary-9a2b"}

@@ -67,9 +67,9 @@ def test_doctor_says_that_nobody_sends_the_messages_and_a_test_arrives_once_some
     add(farm)
     asked = ask(farm, "webhook", "test", "ops", "--json")
     assert json.loads(asked.stdout)["advice"].endswith('add {"queue": "alerts"} to WORKERS_JSON.')
-    said = ask(farm, "doctor").stdout
-    assert "The webhook ops does not receive its messages: no worker serves the queue alerts." in said
-    assert "Queue alerts has 1 due job and no worker." in said
+    advice = ask(farm, "doctor").stdout
+    assert "The webhook ops does not receive its messages: no worker serves the queue alerts." in advice
+    assert "Queue alerts has 1 due job and no worker." in advice
     assert ask(farm, "webhook", "list").stdout.split("\n")[1].split()[:2] == ["ops", "json"]
     farm.ready(workers=2, workers_json=WISH, **secrets(receiver))
     until(lambda: receiver.got, "the test message")
@@ -105,8 +105,7 @@ def test_the_places_of_an_mlx_node_count_for_all_workers_of_the_machine_and_a_ki
         reason = "this machine has 1 of 1 requests in flight there"
         assert second["passed_over"] == [{"node": mlx.url, "reason": reason}]
         mlx.behave = "answers"
-        (holder,) = (worker for worker in farm.programs[0].workers() if str(first)[:8] in " ".join(worker.cmdline()))
-        holder.kill()
+        farm.worker(first).kill()
         assert farm.wait(first, "succeeded")["progress"]["node"] == mlx.url
     finally:
         mlx.close()

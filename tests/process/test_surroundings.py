@@ -1,7 +1,6 @@
 """Hosts that lack something: each program undoes what it can at its start, and refuses the rest in a line, with 78."""
 
 import json
-import os
 import shutil
 import signal
 import socket
@@ -9,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
 import pytest
 from farming import Farm, answers, ended_lines, free_port, until
@@ -45,9 +44,16 @@ def refusal(farm: Farm, name: str, before: Sequence[str], **settings: object) ->
     """The lines with which a program refuses to start; nothing else may come from it."""
     program = farm.start(name, before=before, **settings)
     assert program.process.wait(60) == 78, program.log.read_text()
-    said = ended_lines(program.log)
-    assert all(line.startswith("dataloader: ") for line in said), said
-    return said
+    lines = ended_lines(program.log)
+    assert all(line.startswith("dataloader: ") for line in lines), lines
+    return lines
+
+
+def findings_of_check(farm: Farm, **settings: Any) -> list[dict[str, str]]:
+    """The findings of `dataloader check`, which refuses these settings."""
+    program = farm.start("check --json", **settings)
+    assert program.process.wait(60) == 78
+    return list(json.loads(program.log.read_text())["findings"])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
@@ -68,14 +74,14 @@ def test_workers_that_inherit_blocked_signals_reload_and_bury_their_children(far
 @pytest.mark.parametrize("name", ["reaper", "api --processes 1", "up"])
 def test_other_programs_that_inherit_blocked_signals_stop(farm: Farm, name: str) -> None:
     port = free_port()
-    program = farm.start(name, before=WITH_BLOCKED_SIGNALS, app_host="127.0.0.1", app_port=port)
+    program = farm.start(name, before=WITH_BLOCKED_SIGNALS, app_port=port)
     until(lambda: program.events("reaper.started") if name == "reaper" else answers(port), name)
     assert program.stop(40) == 0
 
 
 def test_a_low_soft_limit_of_open_files_is_raised(farm: Farm) -> None:
     farm.ready(1, before=files(64, 4_096))
-    assert farm.wait(farm.enqueue("noop"), "succeeded")["status"] == "succeeded"
+    farm.works()
 
 
 @pytest.mark.parametrize(
@@ -91,8 +97,7 @@ def test_a_limit_of_open_files_that_is_too_low_is_named_with_what_is_needed(
 
 def test_workers_start_with_just_as_many_open_files_as_they_ask_for(farm: Farm) -> None:
     farm.ready(3, before=files(108, 108))
-    for job_id in [farm.enqueue("noop") for _ in range(20)]:
-        farm.wait(job_id, "succeeded")
+    farm.succeeds(*(farm.enqueue("noop") for _ in range(20)))
 
 
 @mounts
@@ -106,9 +111,7 @@ def test_a_proc_with_processes_alone_is_refused(farm: Farm, name: str) -> None:
 @mounts
 def test_an_api_without_a_folder_for_temporary_files_uses_memory(farm: Farm) -> None:
     port = free_port()
-    program = farm.start("api --processes 1", before=NO_TMP, app_host="127.0.0.1", app_port=port)
-    until(lambda: answers(port), "the API")
-    assert program.stop(40) == 0
+    assert farm.api(port, before=NO_TMP).stop(40) == 0
 
 
 @mounts
@@ -130,9 +133,7 @@ def test_an_api_without_any_place_for_temporary_files_is_refused(farm: Farm, nam
     ],
 )
 def test_check_names_what_the_host_lacks(farm: Farm, before: list[str], words: str) -> None:
-    program = farm.start("check --json", before=before)
-    assert program.process.wait(60) == 78
-    findings = json.loads(program.log.read_text())["findings"]  # the database's socket may be in the hidden /tmp
+    findings = findings_of_check(farm, before=before)  # the database's socket may be in the hidden /tmp
     assert [each["what"][: len(words)] for each in findings if each["about"] == "host"] == [words]
 
 
@@ -148,9 +149,8 @@ def test_an_api_listens_on_ipv6_in_every_spelling(farm: Farm, host: str) -> None
 
 
 def test_check_names_an_address_that_nobody_can_listen_on(farm: Farm) -> None:
-    program = farm.start("check", app_host="203.0.113.1")
-    assert program.process.wait(60) == 78
-    assert "host         cannot listen on 203.0.113.1 port" in program.log.read_text()
+    (of_host,) = (each for each in findings_of_check(farm, app_host="203.0.113.1") if each["about"] == "host")
+    assert of_host["what"].startswith("cannot listen on 203.0.113.1 port")
 
 
 DEATHS = {
@@ -161,11 +161,9 @@ DEATHS = {
 
 
 @pytest.mark.parametrize("how", DEATHS)
-def test_a_module_that_ends_its_worker_at_its_import_is_named_and_tried_ever_more_rarely(
-    farm: Farm, tmp_path: Path, how: str
-) -> None:
-    (tmp_path / "boom.py").write_text(f"import os, signal\n{DEATHS[how]}\n")
-    program = farm.start(workers=1, dl_pipelines="farm_pipelines,boom", pythonpath=python_path(tmp_path))
+def test_a_module_that_ends_its_worker_at_its_import_is_named_and_tried_ever_more_rarely(farm: Farm, how: str) -> None:
+    (farm.folder / "boom.py").write_text(f"import os, signal\n{DEATHS[how]}\n")
+    program = farm.start(workers=1, dl_pipelines="farm_pipelines,boom")
     failed = program.logged("supervisor.start.failed", 3)[:3]
     assert [each["pause_sec"] for each in failed] == [0.5, 1.0, 2.0]
     assert {each["calling"] for each in failed} == {"import of boom"}
@@ -173,10 +171,10 @@ def test_a_module_that_ends_its_worker_at_its_import_is_named_and_tried_ever_mor
 
 
 @pytest.mark.parametrize("hook", ["on_worker_start", "on_farm_start"])
-def test_a_hook_that_ends_its_worker_is_named(farm: Farm, tmp_path: Path, hook: str) -> None:
+def test_a_hook_that_ends_its_worker_is_named(farm: Farm, hook: str) -> None:
     code = f"import os\nfrom dataloader.pipelines import {hook}\n@{hook}\ndef boom():\n    os.abort()\n"
-    (tmp_path / "boom.py").write_text(code)
-    program = farm.start(workers=1, dl_pipelines="boom", pythonpath=python_path(tmp_path))
+    (farm.folder / "boom.py").write_text(code)
+    program = farm.start(workers=1, dl_pipelines="boom")
     failed = program.logged("supervisor.start.failed", 2)[:2]
     assert [(each["pause_sec"], each["calling"]) for each in failed] == [
         (pause_sec, f"{hook} boom.boom") for pause_sec in (0.5, 1.0)
@@ -184,25 +182,19 @@ def test_a_hook_that_ends_its_worker_is_named(farm: Farm, tmp_path: Path, hook: 
     assert program.stop() == 0
 
 
-def test_check_and_up_name_a_module_that_ends_its_process(farm: Farm, tmp_path: Path) -> None:
+def test_check_and_up_name_a_module_that_ends_its_process(farm: Farm) -> None:
     for name, how in (("boom", DEATHS["SIGSEGV"]), ("quits", "os._exit(3)")):
-        (tmp_path / f"{name}.py").write_text(f"import os, signal\n{how}\n")
-    settings = {"dl_pipelines": "boom,farm_pipelines,quits", "pythonpath": python_path(tmp_path)}
-    program = farm.start("check --json", **settings)
-    assert program.process.wait(60) == 78
-    findings = json.loads(program.log.read_text())["findings"]
+        (farm.folder / f"{name}.py").write_text(f"import os, signal\n{how}\n")
+    pipelines = "boom,farm_pipelines,quits"
+    findings = findings_of_check(farm, dl_pipelines=pipelines)
     assert [each["what"] for each in findings if each["level"] == "error"] == [
         "DL_PIPELINES: the process that imports boom was ended by SIGSEGV",
         "DL_PIPELINES: the process that imports quits ended with status 3",
     ]
     assert [each["what"] for each in findings if each["about"] == "schema"] == ["up to date"]
-    up = farm.start("up", app_host="127.0.0.1", app_port=free_port(), **settings)
+    up = farm.start("up", app_port=free_port(), dl_pipelines=pipelines)
     assert up.process.wait(60) == 78
     assert "the process that imports boom was ended by SIGSEGV" in up.log.read_text()
-
-
-def python_path(folder: Path) -> str:
-    return f"{folder}{os.pathsep}{Path(__file__).parent}"
 
 
 NAMED = """
@@ -218,11 +210,8 @@ os.execvp(sys.argv[1], sys.argv[1:])
 @mounts
 def test_a_host_may_have_any_name(farm: Farm) -> None:
     farm.ready(1, before=[sys.executable, "-c", NAMED])
-    job_id = farm.enqueue("noop")
-    farm.wait(job_id, "succeeded")
-    (names,) = farm.rows(
-        "SELECT DISTINCT payload->>'worker' FROM dl_job_events WHERE job_id = %s AND kind = 'picked'", job_id
-    )
+    farm.works()
+    (names,) = farm.rows("SELECT payload->>'worker' FROM dl_job_events WHERE kind = 'picked'")
     assert names[0].startswith('h\ufffd"x:y? z:')
 
 

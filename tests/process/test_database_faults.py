@@ -5,7 +5,7 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import UUID
@@ -14,7 +14,6 @@ import psutil
 import psycopg
 import pytest
 from farming import Farm, LongJob, farm_on, on_all, until
-from judge import illegal
 from servers import FAST, IMMEDIATE, Database, root, serving
 
 from dataloader.queue import db, migrations
@@ -32,25 +31,6 @@ def reconnect(farm: Farm) -> None:
     """Give the test itself a new session, once that is possible."""
     farm.conn.close()
     farm.conn = db.patiently(lambda: db.connect(farm.dsn, name="test", schema="public"), sleep=time.sleep)
-
-
-def all_succeed(farm: Farm, jobs: Sequence[UUID]) -> None:
-    """Each of these jobs is there and succeeds at its first counted attempt, by a legal way."""
-    assert len(jobs) > 5, "too few to show anything"
-    left = "SELECT job_id FROM dl_jobs WHERE job_id = ANY(%s) AND status IN ('queued', 'running')"
-    until(lambda: not farm.rows(left, list(jobs)), "the small jobs", patience=60)
-    ends = farm.rows(
-        "SELECT j.status::text, j.attempt, array_agg(e.kind ORDER BY e.event_id) FROM dl_jobs j"
-        " JOIN dl_job_events e USING (job_id) WHERE job_id = ANY(%s) GROUP BY job_id",
-        list(jobs),
-    )
-    assert len(ends) == len(jobs), "every acknowledged job is there"
-    for status, attempt, kinds in ends:
-        assert (status, attempt, illegal(kinds, status)) == ("succeeded", 1, None), kinds
-
-
-def works_again(farm: Farm) -> None:
-    assert farm.wait(farm.enqueue("noop"), "succeeded", patience=60)["attempt"] == 1
 
 
 def goes_on(farm: Farm, job: LongJob, beats: int) -> None:
@@ -71,10 +51,10 @@ def test_h4_a9_a_long_job_lives_through_three_restarts(database: Database, serve
         database.restart(how)
         reconnect(served)
         until(lambda before=before: len(program.events("farm.database.back")) > before, "the run's new session")
-        works_again(served)
+        served.works()
         goes_on(served, job, beats=4)
     job.ends_well()
-    all_succeed(served, jobs)
+    served.succeeds(*jobs)
 
 
 def test_a7_an_outage_longer_than_the_leases_costs_no_living_worker_its_job(database: Database, served: Farm) -> None:
@@ -117,16 +97,14 @@ def test_a_database_that_was_restored_to_the_past_is_served_by_the_same_workers(
             (folder / "copy").rename(folder / "data")
             database.start_again()
             reconnect(farm)
-            dropped = "SELECT FROM pg_stat_activity WHERE application_name LIKE 'dl-worker%%'"
-            until(lambda: len(farm.rows(dropped)) == 2, "both workers to be back")
+            until(lambda: len(farm.sessions("dl-worker")) == 2, "both workers to be back")
             lost = program.logged("worker.ownership.lost")
             assert [line["job_id"] for line in lost] == [str(unknown.job_id)]
             assert farm.rows("SELECT FROM dl_jobs WHERE job_id = %s", unknown.job_id) == []
             known.has_begun(times=2)
-            assert farm.wait(known.job_id, "succeeded")["attempt"] == 1
+            farm.succeeds(known.job_id)
             witness.ends_well()
-            again = LongJob(farm, "again", lock_key="u")
-            again.ends_well()
+            LongJob(farm, "again", lock_key="u").ends_well()
             assert {worker.pid for worker in program.workers()} == workers
             assert program.stop() == 0
 
@@ -144,7 +122,7 @@ def test_h3_a_primary_that_refuses_writes_is_waited_for(database: Database, serv
     assert served.rows("SELECT DISTINCT status::text FROM dl_jobs") == [("running",)]
     database.admin("ALTER SYSTEM RESET default_transaction_read_only", "SELECT pg_reload_conf()")
     short.ends_well()
-    works_again(served)
+    served.works()
     long.ends_well()
     reaper.logged("farm.database.back")
 
@@ -171,8 +149,9 @@ def test_h2_a_run_whose_session_answers_nothing_goes_on_in_a_new_one(database: D
         program.logged("farm.database.back")
         goes_on(served, job, beats=2)
         assert key_holders(served) == [old]
-    new = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'dl-worker%%' AND pid <> %s"
-    until(lambda: key_holders(served) == [pid for (pid,) in served.rows(new, old)], "the new session to have the key")
+    until(
+        lambda: key_holders(served) == served.sessions("dl-worker", f"pid <> {old}"), "the new session to have the key"
+    )
     job.ends_well()
 
 
@@ -217,7 +196,7 @@ def test_h5_too_many_connections_end_no_run_and_pass(database: Database, served:
     goes_on(served, job, beats=4)
     waiting = served.enqueue("noop")
     database.admin("ALTER ROLE farm CONNECTION LIMIT -1")
-    assert served.wait(waiting, "succeeded")["attempt"] == 1
+    served.succeeds(waiting)
     (back,) = program.logged("farm.database.back")
     assert 1 < back["failures"] < 50, "pauses between the attempts"
     job.ends_well()
@@ -237,7 +216,7 @@ def test_d9_idle_session_timeout_ends_no_listener(database: Database, served: Fa
     worker = database.backend("dl-worker")
     with psycopg.connect(database.dsn, application_name="other", autocommit=True):
         until(lambda: not database.admin("SELECT 1 FROM pg_stat_activity WHERE application_name = 'other'"))
-    works_again(served)
+    served.works()
     assert database.backend("dl-worker") == worker
 
 
@@ -254,15 +233,11 @@ def test_d8_a_notification_that_comes_during_a_claim_is_not_lost(farm: Farm) -> 
     """It arrives with the claim's answer, in the driver's backlog, where no select sees it."""
     farm.conn.execute(SLOW_CLAIM)
     farm.ready(workers=1, dl_claim_backoff_sec=NEVER)
-    until(lambda: farm.rows(IDLE), "the worker to sleep")
+    until(lambda: farm.sessions("dl-worker", "state = 'idle' AND query LIKE '%%dl_step%%'"), "the worker to sleep")
     with psycopg.connect(farm.dsn) as gate:
         gate.execute("SELECT pg_advisory_xact_lock(8, 8)")
         farm.conn.execute("NOTIFY dl_jobs, 'q'")
-        until(lambda: farm.rows(AT_THE_GATE), "a claim that has found nothing")
+        at_the_gate = "wait_event_type = 'Lock' AND wait_event = 'advisory'"
+        until(lambda: farm.sessions("dl-worker", at_the_gate), "a claim that has found nothing")
         job = farm.enqueue("noop")
-    assert farm.wait(job, "succeeded")["attempt"] == 1
-
-
-WORKERS = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'dl-worker%%'"
-IDLE = WORKERS + " AND state = 'idle' AND query LIKE '%%dl_step%%'"
-AT_THE_GATE = WORKERS + " AND wait_event_type = 'Lock' AND wait_event = 'advisory'"
+    farm.succeeds(job)

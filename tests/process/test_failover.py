@@ -15,7 +15,7 @@ import pytest
 from farming import Farm, LongJob, Program, farm_on, until
 from judge import illegal
 from servers import FAST, Database, confirms, following, root
-from test_database_faults import all_succeed, reconnect, works_again
+from test_database_faults import reconnect
 
 from dataloader import config
 from dataloader.api import create_app
@@ -202,7 +202,7 @@ def test_h3_a_primary_killed_under_load_loses_nothing_behind_a_synchronous_stand
             farm.ready(workers=3, pg_connect_timeout=2)
             farm.start("reaper", pg_connect_timeout=2)
             job = LongJob(farm, "long")
-            farm.start("api", app_host="127.0.0.1", app_port=free_port, pg_connect_timeout=2)
+            farm.start("api", app_port=free_port, pg_connect_timeout=2)
             with producing(farm, port=free_port) as producers:
                 have_added(producers, 100)
                 lost_at = time.time()
@@ -211,7 +211,7 @@ def test_h3_a_primary_killed_under_load_loses_nothing_behind_a_synchronous_stand
                 have_added(producers, 100)
             job.ends_well()
             nothing_is_lost(farm, producers)
-            works_again(farm)
+            farm.works()
 
 
 @pytest.mark.long
@@ -266,8 +266,7 @@ def test_h3_an_asynchronous_failover_loses_what_the_standby_did_not_have_and_no_
             claimed.has_begun()
             gone = [farm.enqueue("noop") for _ in range(30)]
             unknown = LongJob(farm, "gone")
-            for job in (*kept, *gone):
-                farm.wait(job, "succeeded")
+            farm.succeeds(*kept, *gone)
             lost_at = time.time()
             primary.kill()
         fail_over(farm, standby, lost_at)
@@ -282,7 +281,7 @@ def test_h3_an_asynchronous_failover_loses_what_the_standby_did_not_have_and_no_
         until(lambda: {*ownership_lost(program)} == {str(claimed.job_id), str(unknown.job_id)}, "both runs to hear")
         claimed.has_begun(times=2)
         claimed.go.touch()
-        all_succeed(farm, [*kept, claimed.job_id, *later])
+        farm.succeeds(*kept, claimed.job_id, *later)
         assert farm.rows("SELECT FROM dl_job_events WHERE job_id = ANY(%s)", list(lost)) == []
         assert len(farm.rows(PICKED, claimed.job_id)) == 1, "the run that was not known there has written nothing"
 

@@ -68,9 +68,8 @@ def worked_since(farm: Farm, since: Any) -> dict[str, float]:
 def main() -> None:
     """Make the outages, and print the table."""
     with farm() as (running, server):
-        settings = {**DEFAULTS, "dl_pipelines": "farm_pipelines outage_pipelines"}
-        program = running.ready(workers=2, **settings)
-        running.start("reaper", **settings)
+        program = running.ready(workers=2, **DEFAULTS)
+        running.start("reaper", **DEFAULTS)
         before = {worker.pid for worker in program.workers()}
         print(f"{'outage':<18} {'jobs (attempts): two long, two fresh':<62} {'workers, s':<12} keeper, s")
         for seconds, after in OUTAGES:

@@ -1,4 +1,4 @@
-"""Pipelines with models of their args, for the tests of farms."""
+"""A pipeline with a model of its args, which costs each worker megabytes."""
 
 import os
 from typing import Any
@@ -15,12 +15,12 @@ class Load(BaseModel):
     password: str | None = None
 
 
-def told(args: Any) -> None:
-    """Leave the type of what it was given in the folder of the test."""
-    with open(os.environ["DL_TEST_TOLD"], "a") as file:
+def note_type(args: Any) -> None:
+    """Note the type of the given args in the folder of the test."""
+    with open(os.environ["DL_TEST_TYPES"], "a") as file:
         print(type(args).__name__, file=file)
 
 
-@register("typed", args=Load, on_exhausted=told)
+@register("typed", args=Load, on_exhausted=note_type)
 def typed(args: Load) -> dict[str, Any]:
     return {"model": type(args).__name__, "day": args.day, "limit": args.limit}

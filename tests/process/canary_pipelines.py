@@ -30,13 +30,13 @@ def _alone(args: dict[str, Any]) -> Iterator[str]:
 def tells_all(args: dict[str, Any], context: Context) -> Generator[Progress, None, dict[str, Any]]:
     """Tell all args, as they are and each secret alone, to the log, stdout's logger, progress, result and error."""
     alone = " ".join(_alone(args))
-    told = f"{args!r} or {alone}"
-    context.logger.warning("told: %s", told, extra={"args_given": args})
-    context.logger.info("said to nobody", extra={"headers": args["headers"], "note": told})
-    print(f"printed: {told}")
-    subprocess.run(["/bin/echo", f"a program says {told}"], check=True)
+    text = f"{args!r} or {alone}"
+    context.logger.warning("given: %s", text, extra={"args_given": args})
+    context.logger.info("said to nobody", extra={"headers": args["headers"], "note": text})
+    print(f"printed: {text}")
+    subprocess.run(["/bin/echo", f"a program says {text}"], check=True)
     print(args["headers"], alone, file=sys.stderr)
-    yield {"processed": 1, "total": 2, "token": args["token"], "note": told, "args": args}
+    yield {"processed": 1, "total": 2, "token": args["token"], "note": text, "args": args}
     if args["end"] == "spin":
         while True:
             yield {"processed": 1, "step": alone}
@@ -44,13 +44,13 @@ def tells_all(args: dict[str, Any], context: Context) -> Generator[Progress, Non
     if args["end"] == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     if args["end"] == "exit":
-        sys.exit(told)
+        sys.exit(text)
     if args["end"] == "refuse":
-        raise PermanentError(told)
+        raise PermanentError(text)
     if args["end"] == "fail":
         try:
-            raise KeyError(told)
+            raise KeyError(text)
         except KeyError as error:
-            raise ValueError(f"could not load: {told}", args) from error
+            raise ValueError(f"could not load: {text}", args) from error
     yield {"processed": 2, "total": 2, "note": alone}
     return {"note": alone, "args": [args]}

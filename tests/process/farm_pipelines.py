@@ -1,4 +1,4 @@
-"""Pipelines that the process tests run through DL_PIPELINES. Each leaves rows in `runs` to be judged by."""
+"""Pipelines that the process tests run through DL_PIPELINES. Most leave rows in `runs` to be judged by."""
 
 import ctypes
 import os
@@ -244,14 +244,10 @@ def hungry(args: dict[str, Any], context: Context) -> None:
 
 @register("writes_late")
 def writes_late(args: dict[str, Any], context: Context) -> Iterator[Progress]:
-    """Write into the target, then take `sec` seconds before the commit."""
+    """Write into the target; the commit comes behind a safe point."""
     with context.transaction() as conn:
         conn.execute("INSERT INTO written VALUES (%s, %s)", (context.job_id, context.claim))
-        started(context).close()
-        end = time.monotonic() + (args["sec"] if context.claim == 1 else 0)
-        while time.monotonic() < end:
-            time.sleep(0.01)
-            yield {"processed": 1}
+        yield {"processed": 1}
 
 
 @register("waits_for_a_file")
@@ -354,12 +350,11 @@ def chatty(args: dict[str, Any], context: Context) -> Iterator[Progress]:
 @register("tells_secrets")
 def tells_secrets(args: dict[str, Any], context: Context) -> Iterator[Progress]:
     """Say what it knows in every way that there is, and fail."""
-    told = f"no login with {args['password']} at {args['dsn']} as {args['known']}"
-    context.logger.warning("%s; args %r", told, args, extra={"args_given": args})
-    threading.Thread(target=context.logger.error, args=(told,)).start()
-    yield {"processed": 1, "password": args["password"], "note": told}
-    time.sleep(args.get("sec", 1.5))
-    raise ValueError(told, args)
+    text = f"no login with {args['password']} at {args['dsn']} as {args['known']}"
+    context.logger.warning("%s; args %r", text, args, extra={"args_given": args})
+    threading.Thread(target=context.logger.error, args=(text,)).start()
+    yield {"processed": 1, "password": args["password"], "note": text}
+    raise ValueError(text, args)
 
 
 STEP_SEC = 0.02
@@ -377,8 +372,123 @@ def stubborn_diary(args: dict[str, Any], context: Context) -> None:
 @register("fills")
 def fills(args: dict[str, Any], context: Context) -> Iterator[dict[str, Any]]:
     """In one transaction, behind the fence: a killed run leaves nothing."""
-    time.sleep(args.get("sec", 0.1))
+    time.sleep(0.1)
     yield {"day": args["day"]}
     with context.transaction() as conn:
         conn.execute("DELETE FROM filled WHERE partition = %s", (args["day"],))
         conn.execute("INSERT INTO filled VALUES (%s, %s)", (args["day"], context.job_id))
+
+
+def note(line: str) -> None:
+    with open(os.environ["NOTES"], "a") as notes:
+        notes.write(line + "\n")
+
+
+@register("part")
+def part(args: dict[str, Any]) -> int:
+    note(f"part {args['n']}")
+    if args["n"] < 0:
+        raise PermanentError("below zero")
+    time.sleep(0.05)  # so that a test which kills workers finds parts that are not done yet
+    return 2 * int(args["n"])
+
+
+@register("whole")
+def whole(args: dict[str, Any], context: Context) -> dict[str, Any]:
+    note(f"whole {context.attempt}")
+    parts = [context.trigger("part", {"n": n}) for n in args["parts"]]
+    return {"sum": sum(context.gather(parts)), "attempt": context.attempt}
+
+
+@register("sums")
+def sums(args: dict[str, Any], context: Context) -> dict[str, Any]:
+    return {"of": [parent.result for parent in context.parents], "states": [p.status for p in context.parents]}
+
+
+@register("triggers badly")
+def triggers_badly(args: dict[str, Any], context: Context) -> None:
+    context.trigger("part", nonsense=1)
+
+
+@register("traced")
+def traced(args: dict[str, Any]) -> Iterator[Any]:
+    """A span of its own, over a safe point."""
+    from opentelemetry import trace
+
+    from dataloader import obs
+
+    with trace.get_tracer("ours").start_as_current_span("inside", attributes={"password": args["password"]}):
+        yield {"current": obs.current()}
+        if args.get("fails"):
+            raise ValueError(f"no login with password={args['password']}")
+
+
+@register("untraced")
+def untraced(args: dict[str, Any], context: Context) -> dict[str, Any]:
+    return {"modules": sorted(name for name in sys.modules if name.startswith("opentelemetry"))}
+
+
+EACH_SECOND = {"interval_sec": 1, "queue": "q", "overlap": "queue", "args": {"due": "{{ due_utc }}"}}
+
+
+@register("ticks", schedule=EACH_SECOND if os.environ.get("SCHEDULED") == "1" else None)
+def ticks(args: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield {"due": args["due"]}
+
+
+@register("never.steps", stall_sec=5, on_stall="retry")
+def never_steps(args: dict[str, Any]) -> Iterator[Progress]:
+    yield {"done": 1}
+    (time.sleep if args["how"] == "sleep" else hold_the_gil)(3600)
+
+
+@register("silent", stall_sec=0.5)
+def silent(args: dict[str, Any], context: Context) -> Iterator[None]:
+    """Silent for so long, twice, and then done."""
+    for _ in range(2):
+        time.sleep(args["sec"])
+        yield
+
+
+@register("talks", stall_sec=3, on_stall="retry")
+def talks(args: dict[str, Any], context: Context) -> Progress:
+    """Longer than its stall_sec, with a sign of life now and then."""
+    for number in range(10):
+        time.sleep(0.4)
+        if number % 2:
+            context.check()
+        else:
+            context.progress({"done": number})
+    return {"done": 10}
+
+
+@register("witnessed")
+def witnessed(args: dict[str, Any], context: Context) -> Iterator[Any]:
+    """Run for `sec` seconds, and on until the file `go` exists; begin and end are added to the file `witness`."""
+    seconds, go = args.get("sec", 0.0), Path(args["go"]) if args.get("go") else None
+    begun = time.monotonic()
+    assert context.checkpoint in (None, {"seen": 1})
+    _note(args, context, "begin")
+    print("has begun")  # a line of the job's log
+    word = "stop"
+    try:
+        while time.monotonic() < begun + seconds or not (go is None or go.exists()):
+            select.select([], [], [], 0.02)
+            yield Progress(int(50 * (time.monotonic() - begun)), None, checkpoint={"seen": 1})
+        word = "end"
+        return {"pid": os.getpid()}
+    finally:
+        _note(args, context, word)
+
+
+@register("holds_the_gil_in_its_first_run")
+def holds_the_gil_in_its_first_run(args: dict[str, Any], context: Context) -> None:
+    """One C call of minutes that lets no other thread run; later runs end at once."""
+    if context.claim == 1:
+        hold_the_gil(600)
+
+
+def _note(args: dict[str, Any], context: Context, word: str) -> None:
+    line = f"{word} {context.job_id} {context.lock_key} {context.claim} {os.getpid()} {time.monotonic()}\n"
+    with Path(args["witness"]).open("a") as file:
+        file.write(line)

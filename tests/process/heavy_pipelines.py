@@ -36,7 +36,5 @@ def use(args: dict[str, Any]) -> None:
 
 for size in (100, 150, 200, 250, 300, 400, 500, 900):
     register(f"uses {size}", memory_mb=size)(use)
-for size in (350, 600):
-    register(f"learns {size}")(use)
 register("says nothing")(use)
 register("takes a twentieth", cpus=len(os.sched_getaffinity(0)) / 20)(use)  # of all processors

@@ -46,6 +46,3 @@ def test_it_is_written_while_the_run_goes_on_and_shows_nowhere(farm: Farm, tmp_p
     shown = farm.rows("SELECT row_to_json(j)::text FROM (SELECT * FROM dl_jobs) j") + farm.journal(job)
     assert secret not in str(shown).replace(farm.rows("SELECT args::text FROM dl_jobs")[0][0], "")
     assert secret not in program.log.read_text()
-
-
-# Whether the run under way has come further than the one before, as the target knows it, and as the queue does.

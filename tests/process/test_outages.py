@@ -15,7 +15,7 @@ from uuid import UUID
 import psutil
 import psycopg
 import pytest
-from farming import Farm, Program, until
+from farming import LOST, Farm, Program, until
 from judge import illegal
 from link import AFTER, BEFORE, REFUSES, SILENT, Cell, Link
 
@@ -36,7 +36,6 @@ PERIODS = dict.fromkeys(
 )
 SETTINGS = {
     "dl_periods": json.dumps(PERIODS),
-    "dl_pipelines": "farm_pipelines outage_pipelines",
     "dl_heartbeat_sec": 1,
     "dl_reaper_period_sec": 0.5,
     "dl_claim_backoff_sec": 60,  # no poll comes to the help of a lost notification
@@ -120,13 +119,13 @@ class Outages:
         try:
             until(question, what, 6 * BACK_SEC)
         except AssertionError as e:
-            told = [f"{e}; the last cuts:", *map(str, self.link.hit[-9:]), "the jobs that have not ended:"]
+            story = [f"{e}; the last cuts:", *map(str, self.link.hit[-9:]), "the jobs that have not ended:"]
             for job in jobs:
                 row = self.farm.rows("SELECT to_jsonb(j) - 'args' FROM dl_jobs j WHERE job_id = %s", job)[0][0]
                 if row["status"] in ("queued", "running"):
-                    told.append(f"{row} {[kind for kind, _ in self.farm.journal(job)][-9:]}")
-            told += [line for each in self.programs for line in each.log.read_text().splitlines()[-4:]]
-            raise AssertionError("\n".join(told)) from None
+                    story.append(f"{row} {[kind for kind, _ in self.farm.journal(job)][-9:]}")
+            story += [line for each in self.programs for line in each.log.read_text().splitlines()[-4:]]
+            raise AssertionError("\n".join(story)) from None
 
     def one(self, seconds: float, how: str, cells: set[Cell]) -> None:
         """One outage, at as many of these cells as there are processes; runs end before, in and after it."""
@@ -269,12 +268,7 @@ def test_outages_longer_than_a_lease(farm: Farm) -> None:
     grid(farm, LEASE + 1.0, reapers=False)
 
 
-FOREIGN = """
-INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, attempt, lease_ttl_sec, started_at, heartbeat_at,
-                     lease_expires_at, claimed_by)
-VALUES (gen_random_uuid(), 'q', 'noop', 'foreign', 'running', 1, 1, now(), now(), now() + interval '1 s', 'far:1:away')
-RETURNING job_id
-"""
+FOREIGN = LOST | {"lease_expires_at": "now() + interval '1 s'"}
 END_REAPERS = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
  WHERE datname = current_database() AND application_name = 'dl-reaper'
@@ -315,7 +309,7 @@ def test_the_reaper_finishes_its_rounds_while_its_sessions_are_ended_ten_times_a
     nemesis = threading.Thread(target=end_sessions)
     nemesis.start()
     try:
-        ((job,),) = farm.rows(FOREIGN)
+        (job,) = farm.insert(**FOREIGN)
         so_far = len(farm.rows(TICKS))
         until(lambda: taken_at(farm, job), "the reaper to recover the job of a worker that is gone")
         until(lambda: len(farm.rows(TICKS)) >= so_far + 3, "the jobs of the schedule")
@@ -331,7 +325,7 @@ def test_the_reaper_works_at_once_after_an_outage_and_recovers_leases_after_its_
     link = Link(farm.folder / "link", farm.dsn)
     try:
         reaper_of(farm, dl_db_dsn=link.dsn)
-        ((job,),) = farm.rows(FOREIGN)
+        (job,) = farm.insert(**FOREIGN)
         link.leave(REFUSES)
         time.sleep(2.5)  # the length of the outage
         ((back_at,),) = farm.rows("SELECT extract(epoch FROM clock_timestamp())::float8")

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import psutil
 import pytest
-from farming import Farm, LongJob, Program, on_all, until
+from farming import LOST, Farm, LongJob, Program, on_all, until
 
 from dataloader.queue import db, lifecycle
 
@@ -29,11 +29,11 @@ def test_a6_a_fence_that_is_ahead_of_the_queue_costs_no_attempt(farm: Farm, fenc
     job = farm.enqueue("writes_late", args={"sec": 0}, available_at=datetime.now(UTC) + timedelta(hours=1))
     farm.conn.execute("INSERT INTO dl_fence (job_id, claim) VALUES (%s, %s)", (job, fence))
     farm.conn.execute("UPDATE dl_jobs SET available_at = now()")
-    assert farm.wait(job, "succeeded")["attempt"] == 1
+    farm.succeeds(job)
     assert farm.rows("SELECT job_id FROM written") == [(job,)]
     assert farm.rows("SELECT claims FROM dl_jobs") == farm.rows("SELECT claim::int FROM dl_fence") == [(fence + 1,)]
-    (said,) = program.logged("worker.fence.ahead")
-    assert (said["fence"], said["claim"], said["leapt_to"]) == (fence, 1, fence + 1)
+    (leap,) = program.logged("worker.fence.ahead")
+    assert (leap["fence"], leap["claim"], leap["leapt_to"]) == (fence, 1, fence + 1)
     assert not program.events("worker.ownership.lost")
 
 
@@ -46,9 +46,9 @@ def test_a7_a_run_without_a_heartbeat_is_stopped_and_handed_back(farm: Farm, met
     """At its next safe point; it runs again, and the worker's place is not lost."""
     program = farm.ready(workers=1)
     job = farm.enqueue("breaks_the_heartbeat", args={"methods": methods})
-    assert farm.wait(job, "succeeded")["attempt"] == 1
+    farm.succeeds(job)
     assert farm.story(job) == ["queued", "picked", "requeue", "picked", "done"]
-    assert farm.wait(farm.enqueue("recorded", args={"sec": 1.5}), "succeeded")["attempt"] == 1
+    farm.succeeds(farm.enqueue("recorded", args={"sec": 1.5}))
     assert program.stop() == 0
 
 
@@ -64,7 +64,7 @@ def test_a7_a_run_without_heartbeat_and_safe_points_is_ended(farm: Farm, by_itse
         program.signal(signal.SIGCONT)
     farm.succeeds(job)
     assert farm.journal(job)[2][1]["reason"] == "the lease ran out"
-    assert farm.wait(farm.enqueue("noop"), "succeeded")["attempt"] == 1
+    farm.works()
 
 
 @pytest.mark.parametrize("methods", [RAISES, DIES], ids=["raises", "dies"])
@@ -72,9 +72,9 @@ def test_a7_a_run_that_is_over_before_it_is_noticed_hangs_nothing(farm: Farm, me
     """A plain function returns after its heartbeat has broken."""
     program = farm.ready(workers=1)
     job = farm.enqueue("breaks_the_heartbeat_silently", args={"methods": methods, "sec": 1.5})
-    assert farm.wait(job, "succeeded")["attempt"] == 1
+    farm.succeeds(job)
     assert farm.story(job) == ["queued", "picked", "done"]
-    assert farm.wait(farm.enqueue("noop"), "succeeded")["attempt"] == 1
+    farm.works()
     assert program.stop() == 0
 
 
@@ -82,12 +82,12 @@ def test_a7_a_run_that_is_over_before_it_is_noticed_hangs_nothing(farm: Farm, me
 def test_e7_a_worker_whose_pipeline_took_its_signals_is_replaced(farm: Farm, how: str) -> None:
     """It would never hear that it should drain; nor did it hear what was sent to it in that run."""
     program = farm.ready(workers=1, dl_claim_backoff_sec=NEVER)
-    assert farm.wait(farm.enqueue("takes_the_signals", args={"how": how}), "succeeded")["attempt"] == 1
-    assert farm.wait(farm.enqueue("recorded"), "succeeded")["attempt"] == 1
+    farm.succeeds(farm.enqueue("takes_the_signals", args={"how": how}))
+    farm.succeeds(farm.enqueue("recorded"))
     (first,), (second,) = farm.rows("SELECT pid FROM runs ORDER BY started")
     assert first != second
-    (said,) = program.events("worker.changed")
-    assert said["changed"] == ["signals" if how == "ignore" else "signal mask"], said
+    (changed,) = program.events("worker.changed")
+    assert changed["changed"] == ["signals" if how == "ignore" else "signal mask"], changed
     assert program.stop() == 0
     assert not program.events("supervisor.worker.killed")
 
@@ -95,7 +95,7 @@ def test_e7_a_worker_whose_pipeline_took_its_signals_is_replaced(farm: Farm, how
 def test_e7_a_worker_whose_pipeline_took_its_wake_ups_still_hears(farm: Farm) -> None:
     """Its handlers have heard what was sent meanwhile; its next wait takes the wake-ups back."""
     program = farm.ready(workers=1, dl_claim_backoff_sec=NEVER)
-    assert farm.wait(farm.enqueue("takes_the_signals", args={"how": "silence"}), "succeeded")["attempt"] == 1
+    farm.succeeds(farm.enqueue("takes_the_signals", args={"how": "silence"}))
     until(lambda: program.children("idle"), "the worker to wait")
     assert program.stop() == 0
     assert not program.events("supervisor.worker.killed")
@@ -105,9 +105,8 @@ def test_e7_a_worker_whose_pipeline_took_its_wake_ups_still_hears(farm: Farm) ->
 def test_e7_a_module_that_takes_the_signals_at_its_import_does_not_keep_them(farm: Farm) -> None:
     """Its worker hears when it should drain, and is not replaced after each job."""
     (farm.folder / "rude.py").write_text("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n")
-    path = f"{Path(__file__).parent}:{farm.folder}"
-    program = farm.ready(workers=1, dl_pipelines="farm_pipelines,rude", pythonpath=path)
-    assert farm.wait(farm.enqueue("recorded"), "succeeded")["attempt"] == 1
+    program = farm.ready(workers=1, dl_pipelines="farm_pipelines,rude")
+    farm.succeeds(farm.enqueue("recorded"))
     assert program.stop() == 0
     assert not program.events("supervisor.worker.killed")
     assert not program.events("worker.changed")
@@ -117,8 +116,7 @@ def test_e7_a_module_that_takes_the_signals_at_its_import_does_not_keep_them(far
 def test_e7_a_drain_ends_a_run_that_took_the_signals(farm: Farm, sec: float, drain: float) -> None:
     """One that ends in time has succeeded, and no other begins; the other is handed back, uncounted."""
     program = farm.ready(workers=1, dl_drain_sec=drain, dl_kill_grace_sec=0.5)
-    job = farm.enqueue("takes_the_signals", args={"how": "ignore", "sec": sec})
-    until(lambda: farm.rows("SELECT FROM runs"), "the run to begin")
+    job = farm.running("takes_the_signals", args={"how": "ignore", "sec": sec})
     later = farm.enqueue("noop")
     assert program.stop() == 0
     end = farm.job(job)
@@ -126,19 +124,12 @@ def test_e7_a_drain_ends_a_run_that_took_the_signals(farm: Farm, sec: float, dra
     assert farm.story(later) == ["queued"]
 
 
-LOST = """
-INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, attempt, claimed_by, started_at, heartbeat_at,
-                     lease_expires_at)
-SELECT gen_random_uuid(), 'lost', 'noop', 'lost-' || n, 'running', 1, 'a machine that is gone', now(), now(),
-       now() - interval '1 s'
-  FROM generate_series(1, %s) n RETURNING job_id
-"""
 REQUEUES = "SELECT count(*) FROM dl_job_events WHERE job_id = ANY(%s) AND kind = 'requeue'"
 
 
 def lose(farm: Farm, number: int) -> list[UUID]:
     """So many jobs whose machine is gone and whose lease is over; no worker serves their queue."""
-    return [job for (job,) in farm.rows(LOST, number)]
+    return farm.insert(number, queue="'lost'", lock_key="'lost-' || n", **LOST)
 
 
 def come_back_once(farm: Farm, jobs: list[UUID]) -> None:
@@ -184,7 +175,7 @@ def test_i15_a_column_that_the_code_does_not_know_is_no_problem(farm: Farm) -> N
 def use_everything(farm: Farm) -> None:
     """A success, an error, a cancellation, a crash, a lost machine."""
     good, bad = farm.enqueue("recorded"), farm.enqueue("errs", args={"permanent": True})
-    assert farm.wait(good, "succeeded")["attempt"] == 1
+    farm.succeeds(good)
     assert farm.wait(bad, "failed")["error"] == "no use"
     endless = farm.enqueue("recorded", args={"sec": 600})
     farm.wait(endless, "running")
@@ -228,7 +219,7 @@ def test_i16_as_process_1_it_buries_orphans_and_stops_on_term(farm: Farm) -> Non
         pytest.skip(why)
     program = Contained(farm)
     orphan = program.leave_an_orphan()
-    assert farm.wait(farm.enqueue("noop"), "succeeded")["attempt"] == 1
+    farm.works()
     orphan.kill()
     until(lambda: not psutil.pid_exists(orphan.pid), "the orphan to be buried")
     running = farm.enqueue("noop", args={"sleep1": 1})
@@ -244,8 +235,7 @@ def test_i18_a_farm_that_was_suspended_is_fenced_before_it_writes(farm: Farm, tm
     farm.conn.execute("CREATE TABLE written (job_id uuid, claim int)")
     suspended = farm.ready(workers=1)
     go = tmp_path / "go"
-    job = farm.enqueue("writes_after_a_wait", args={"go": str(go)}, lease_ttl_sec=4, lock_key="k")
-    until(lambda: farm.rows("SELECT FROM runs"), "the run to begin")
+    job = farm.running("writes_after_a_wait", args={"go": str(go)}, lease_ttl_sec=4, lock_key="k")
     family = suspended.family()
     on_all(psutil.Process.suspend, family)
     farm.start("reaper")
@@ -258,8 +248,7 @@ def test_i18_a_farm_that_was_suspended_is_fenced_before_it_writes(farm: Farm, tm
     # The other run may have been handed back in between, where the machine was slow: the last one alone has written.
     ((claims,),) = farm.rows("SELECT claims FROM dl_jobs WHERE job_id = %s", job)
     assert farm.rows("SELECT claim FROM written") == [(claims,)]
-    story = [kind for kind, _ in farm.journal(job) if kind != "heartbeat"]
-    assert story == ["queued", "picked", *["requeue", "picked"] * (claims - 1), "done"]
+    assert farm.story(job) == ["queued", "picked", *["requeue", "picked"] * (claims - 1), "done"]
     assert farm.job(job)["status"] == "succeeded"
     assert suspended.stop() == 0
 

@@ -1,5 +1,6 @@
 """Real farms: results, args by a model, errors in groups, odd rows, locked ends, jobs that wait for others."""
 
+import json
 import os
 import random
 import signal
@@ -13,7 +14,6 @@ import psycopg
 import pytest
 from farming import Farm, LongJob, Program, until
 from hostile import QUEUE, Rows
-from psycopg.types.json import Jsonb
 
 from dataloader.queue import args_schema, operations
 from dataloader.queue.reports import errors
@@ -89,23 +89,6 @@ def test_an_end_that_the_database_refuses_costs_no_other_job_and_no_worker(farm:
 WRONG = {"limit": 0, "password": "hunter2hunter2", "zone": 1}
 
 
-@pytest.fixture
-def told(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = farm.folder / "told"
-    monkeypatch.setenv("DL_TEST_TOLD", str(path))
-    return path
-
-
-def insert(farm: Farm, task: str, args: dict[str, Any], key: str = "k") -> Any:
-    """As another service does, by SQL."""
-    rows = farm.conn.execute(
-        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, args) VALUES (gen_random_uuid(), 'q', %s, %s, %s)"
-        " RETURNING job_id",
-        (task, key, Jsonb(args)),
-    ).fetchall()
-    return rows[0][0]
-
-
 def faults(farm: Farm, args: dict[str, Any]) -> list[str]:
     """What producers learn of these args."""
     text = operations.args_schemas(farm.conn, ["typed"])["typed"]
@@ -113,14 +96,16 @@ def faults(farm: Farm, args: dict[str, Any]) -> list[str]:
     return sorted(map(str, args_schema.Allowance().faults(text, args)))
 
 
-def test_a_pipeline_gets_its_model_and_wrong_args_fail_for_good(farm: Farm, told: Path) -> None:
-    farm.ready(workers=1, dl_pipelines="args_pipelines")
+def test_a_pipeline_gets_its_model_and_wrong_args_fail_for_good(farm: Farm) -> None:
+    types = farm.folder / "types"
+    farm.ready(workers=1, dl_pipelines="args_pipelines", dl_test_types=types)
     assert faults(farm, WRONG) == [
         "day is required",
         "limit should be 1 or more",
         "zone is not known; known are: day, limit, password",
     ]
-    good, wrong = insert(farm, "typed", {"day": "x", "limit": "5"}), insert(farm, "typed", WRONG)
+    given = ({"day": "x", "limit": "5"}, WRONG)
+    good, wrong = (farm.insert(task="'typed'", args=f"'{json.dumps(args)}'")[0] for args in given)
     farm.wait(good, "succeeded")
     assert farm.result(good) == {"model": "Load", "day": "x", "limit": 5}
     failed = farm.wait(wrong, "failed")
@@ -128,7 +113,7 @@ def test_a_pipeline_gets_its_model_and_wrong_args_fail_for_good(farm: Farm, told
     for part in ("day: Field required", "limit: Input should be greater than or equal to 1", "zone: there is no such"):
         assert part in failed["error"]
     assert "hunter2" not in failed["error"]
-    assert told.read_text().split() == ["dict"]  # what there was of its args
+    assert types.read_text().split() == ["dict"]  # what there was of its args
 
 
 BOOM = "ValueError at farm_pipelines.py:errs: row # of … is wrong"
@@ -163,20 +148,14 @@ LEFT = "SELECT count(*) FROM dl_jobs WHERE lock_key LIKE 'healthy %%' AND status
 ASIDE = """
 SELECT count(*) FROM dl_jobs WHERE lock_key LIKE 'bad %%' AND status = 'failed' AND error LIKE 'no worker can%%'
 """
-HEALTHY = """
-INSERT INTO dl_jobs (job_id, queue, task, lock_key)
-SELECT gen_random_uuid(), %s, 'returns', 'healthy ' || n FROM generate_series(1, 20) n
-"""
+HEALTHY = {"task": "'returns'", "lock_key": "'healthy ' || n"}
 
 
 def test_a_row_that_no_claim_can_take_is_set_aside_and_no_worker_dies(farm: Farm) -> None:
     """Such a row ended each worker of its queue at its first claim, for ever."""
     farm.conn.execute("DROP TRIGGER dl_jobs_check ON dl_jobs")
-    farm.conn.execute(
-        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, claims, max_attempts)"
-        " SELECT gen_random_uuid(), 'q', 'returns', 'bad ' || n, 2147483647, 1 FROM generate_series(1, 3) n"
-    )
-    farm.conn.execute(HEALTHY, ("q",))
+    farm.insert(3, task="'returns'", lock_key="'bad ' || n", claims="2147483647", max_attempts="1")
+    farm.insert(20, **HEALTHY)
     program = farm.ready(workers=2)
     pids = {worker.pid for worker in program.workers()}
     until(lambda: farm.rows(LEFT) == [(0,)], "the healthy jobs to run")
@@ -196,7 +175,7 @@ def test_hostile_rows_end_no_worker_and_no_reaper(farm: Farm) -> None:
         for _ in range(4):
             rows.add(150, ["dl_jobs"])
             conn.execute("DELETE FROM dl_queues")
-            farm.conn.execute(HEALTHY, (QUEUE,))
+            farm.insert(20, queue=f"'{QUEUE}'", **HEALTHY)
             until(lambda: farm.rows(LEFT) == [(0,)], f"the healthy jobs to run, seed {seed}")
     crashed = [event for part in (program, reaper) for event in part.events("process.crashed")]
     assert not crashed, seed
@@ -219,7 +198,7 @@ def test_a_row_that_takes_no_end_costs_no_keeper(farm: Farm) -> None:
     (keeper,) = program.children("keeper")
     program.workers()[0].kill()
     program.logged("keeper.settle.failed")
-    assert farm.wait(farm.enqueue("noop"), "succeeded")["attempt"] == 1
+    farm.works()
     assert [each.pid for each in program.children("keeper")] == [keeper.pid]
     assert not program.events("process.crashed")
 
@@ -232,7 +211,7 @@ def notes(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def family(farm: Farm, notes: Path) -> Farm:
-    farm.ready(workers=1, dl_pipelines="family_pipelines", notes=notes)
+    farm.ready(workers=1, notes=notes)
     return farm
 
 
@@ -268,7 +247,7 @@ def have_ended(farm: Farm, jobs: list[UUID]) -> bool:
 
 
 def test_a_worker_that_is_killed_while_its_job_gathers_adds_nothing_twice(farm: Farm, notes: Path) -> None:
-    program = farm.ready(workers=2, dl_pipelines="family_pipelines", notes=notes)
+    program = farm.ready(workers=2, notes=notes)
     jobs = [farm.enqueue("whole", args={"parts": list(range(10))}) for _ in range(5)]
     for _ in range(3):
         begun = len(notes.read_text().splitlines())
@@ -303,10 +282,10 @@ def runs(farm: Farm) -> int:
 def test_other_jobs_run_and_its_end_is_written_when_the_lock_goes(farm: Farm, prefetch: int) -> None:
     with ended_behind_a_lock(farm, prefetch) as (program, job):
         for _ in range(20):
-            assert farm.wait(farm.enqueue("noop"), "succeeded")["attempt"] == 1
+            farm.works()
         assert farm.job(job)["status"] == "running"
         assert len(program.events("worker.ends.locked")) == 1
-    assert farm.wait(job, "succeeded")["attempt"] == 1
+    farm.succeeds(job)
     assert (runs(farm), farm.story(job)) == (1, ["queued", "picked", "done"])
 
 
@@ -315,10 +294,10 @@ def test_its_end_is_written_beside_a_long_run(farm: Farm) -> None:
     with ended_behind_a_lock(farm) as (_, job):
         long = farm.enqueue("stubborn_diary", args={"file": str(diary), "until": str(go)})
         until(diary.exists, "the long run to begin")
-    assert farm.wait(job, "succeeded")["attempt"] == 1
+    farm.succeeds(job)
     assert farm.job(long)["status"] == "running"
     go.touch()
-    assert farm.wait(long, "succeeded")["attempt"] == 1
+    farm.succeeds(long)
 
 
 def test_a_drain_writes_it_when_the_lock_goes_in_time(farm: Farm) -> None:
@@ -342,5 +321,5 @@ def test_a_lost_session_does_not_hand_back_a_job_that_has_run(farm: Farm) -> Non
     with ended_behind_a_lock(farm) as (program, job):
         farm.end_sessions("dl-worker:")
         program.logged("farm.database.lost")
-    assert farm.wait(job, "succeeded")["attempt"] == 1
+    farm.succeeds(job)
     assert runs(farm) == 1

@@ -134,8 +134,7 @@ def test_processors_that_strangers_keep_busy_are_not_free(
     until(is_held_up, "a run to wait for the strangers")
     assert hall.farm.job(first)["status"] == "running"
     gate.touch()
-    for job in later:
-        hall.farm.wait(job, "succeeded")
+    hall.farm.succeeds(*later)
 
 
 def test_a_killed_worker_leaves_its_room_to_others(hall: Hall) -> None:
@@ -155,8 +154,8 @@ def test_what_never_fits_does_not_start_and_holds_nobody_up(hall: Hall) -> None:
         hall.farm.wait(hall.put(400), "succeeded")
     assert hall.farm.job(never)["status"] == "queued"
     until(lambda: (hall.farm.job(never)["waiting_for"] or {}).get("reason") == "memory", "the keeper to show its host")
-    said = hall.farm.job(never)["waiting_for"]
-    assert (said["task"], said["need_mb"], said["room_mb"]) == ("uses 900", 900, 600)
+    reason = hall.farm.job(never)["waiting_for"]
+    assert (reason["task"], reason["need_mb"], reason["room_mb"]) == ("uses 900", 900, 600)
     assert hall.farm.story(never) == ["queued"]
 
 
@@ -170,7 +169,6 @@ def test_what_a_task_needs_is_learned_from_its_runs(hall: Hall) -> None:
     assert first.stop() == 0
     hall.ready(workers=2)
     later = [hall.put(400, sec=0.3, task="says nothing") for _ in range(2)]
-    for job in later:
-        hall.farm.wait(job, "succeeded")
+    hall.farm.succeeds(*later)
     begun, ended = ([note.at for note in hall.notes(what)][-2:] for what in ("begin", "end"))
     assert min(ended) < max(begun), "one after the other"

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
-from farming import Farm, Program, until
+from farming import Farm, until
 from judge import UNDER_WAY
 
 from dataloader.queue import operations
@@ -26,8 +26,7 @@ def due(farm: Farm) -> list[Any]:
 
 def test_a_schedule_of_code_makes_a_job_each_second_over_kills_of_its_reapers(farm: Farm) -> None:
     """Of two reapers one is killed, and another one starts: no second is left out, none comes twice."""
-    settings = {"dl_pipelines": "schedule_pipelines", "scheduled": 1}
-    farm.ready(workers=1, **settings)
+    farm.ready(workers=1, scheduled=1)
     reapers = [farm.start("reaper", dl_reaper_period_sec=30) for _ in range(2)]
     until(lambda: len(due(farm)) >= 3, "the first jobs")
     reapers[0].signal(signal.SIGKILL)
@@ -89,31 +88,23 @@ class Fire:
     def __init__(self, farm: Farm) -> None:
         self._farm = farm
         self._random = Random(1)
-        self._programs = [self._start() for _ in range(3)]
-        self._reapers = [farm.start("reaper") for _ in range(2)]
+        self._programs = {
+            "supervisor": [farm.start(workers=2) for _ in range(3)],
+            "reaper": [farm.start("reaper") for _ in range(2)],
+        }
         self.kills = 0
 
     def kill(self) -> None:
         """The next of KILLED by SIGKILL."""
-        what = KILLED[self.kills % len(KILLED)]
+        victim = KILLED[self.kills % len(KILLED)]
         self.kills += 1
-        {"worker": self._kill_worker, "reaper": self._kill_reaper, "supervisor": self._kill_supervisor}[what]()
-
-    def _start(self) -> Program:
-        return self._farm.start(workers=2)
-
-    def _kill_worker(self) -> None:
-        workers = [worker for program in self._programs for worker in program.workers()]
-        with suppress(psutil.NoSuchProcess, IndexError):
-            self._random.choice(workers).send_signal(signal.SIGKILL)
-
-    def _kill_reaper(self) -> None:
-        self._reapers.pop(0).signal(signal.SIGKILL)
-        self._reapers.append(self._farm.start("reaper"))
-
-    def _kill_supervisor(self) -> None:
-        self._programs.pop(0).signal(signal.SIGKILL)
-        self._programs.append(self._start())
+        if victim == "worker":
+            workers = [worker for program in self._programs["supervisor"] for worker in program.workers()]
+            with suppress(psutil.NoSuchProcess, IndexError):
+                self._random.choice(workers).send_signal(signal.SIGKILL)
+        else:
+            self._programs[victim].pop(0).signal(signal.SIGKILL)
+            self._programs[victim].append(self._farm.start("workers" if victim == "supervisor" else "reaper"))
 
 
 @pytest.mark.parametrize(("partitions", "kills"), [(60, 8), pytest.param(1_500, 40, marks=pytest.mark.slow)])

@@ -51,8 +51,7 @@ def attributes(holder: Any) -> dict[str, Any]:
 
 
 def start(farm: Farm, **settings: Any) -> Any:
-    pipelines = {"dl_pipelines": "farm_pipelines,trace_pipelines"}
-    return farm.ready(workers=1, **(OFF | pipelines | settings))
+    return farm.ready(workers=1, **(OFF | settings))
 
 
 def test_a_run_is_a_linked_span_and_secrets_stay_here(farm: Farm, collector: Collector) -> None:
@@ -67,8 +66,8 @@ def test_a_run_is_a_linked_span_and_secrets_stay_here(farm: Farm, collector: Col
     assert run.trace_id.hex() != TRACE
     assert not run.parent_span_id
     assert run.kind == run.SPAN_KIND_CONSUMER
-    told = {name.removeprefix("dataloader."): value for name, value in attributes(run).items()}
-    assert told | {"job_id": str(linked), "queue": "q", "attempt": 1, "outcome": "done"} == told
+    facts = {name.removeprefix("dataloader."): value for name, value in attributes(run).items()}
+    assert facts | {"job_id": str(linked), "queue": "q", "attempt": 1, "outcome": "done"} == facts
     inside = spans["inside"][0]
     assert (inside.trace_id, inside.parent_span_id) == (run.trace_id, run.span_id)
     assert farm.job(linked)["progress"]["current"][:-1] == f"00-{run.trace_id.hex()}-{inside.span_id.hex()}-0"

@@ -3,7 +3,6 @@
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -17,10 +16,7 @@ POLL = {"dl_claim_backoff_sec": 600}  # no idle poll heals what a notification h
 
 def is_idle(farm: Farm) -> bool:
     """No worker's backend is at work, and all of them have told their statistics."""
-    return not farm.rows(
-        "SELECT FROM pg_stat_activity WHERE application_name LIKE 'dl-worker%%' AND state <> 'idle'"
-        " AND datname = current_database()"
-    )
+    return not farm.sessions("dl-worker", "state <> 'idle'")
 
 
 def claims(farm: Farm) -> int:
@@ -36,12 +32,8 @@ def running(farm: Farm) -> int:
 
 def insert(farm: Farm, number: int, in_sec: float = 0, sec: float = 600) -> None:
     """Insert jobs that run for so long, in one transaction, so that their notifications are one."""
-    farm.conn.execute(
-        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, args, available_at)"
-        " SELECT gen_random_uuid(), 'q', 'recorded', i::text, jsonb_build_object('sec', %s::float8),"
-        "        now() + make_interval(secs => %s) FROM generate_series(1, %s) i",
-        (sec, in_sec, number),
-    )
+    due = f"now() + make_interval(secs => {in_sec})"
+    farm.insert(number, task="'recorded'", args=f"jsonb_build_object('sec', {sec}::float8)", available_at=due)
 
 
 def first(workers: list[psutil.Process]) -> psutil.Process:
@@ -95,11 +87,8 @@ def test_d7_all_know_when_rows_are_due_though_one_has_looked(farm: Farm) -> None
     looker = first(program.workers())
     (inserted,) = farm.rows("SELECT clock_timestamp()")[0]
     insert(farm, 2, in_sec=1.5)
-    has_looked = (
-        "SELECT FROM pg_stat_activity WHERE application_name LIKE %s AND query_start > %s AND state = 'idle'"
-        " AND datname = current_database()"
-    )
-    until(lambda: farm.rows(has_looked, f"dl-worker%:{looker.pid}:%", inserted), "the first to have looked")
+    has_looked = f"application_name LIKE '%%:{looker.pid}:%%' AND query_start > '{inserted}' AND state = 'idle'"
+    until(lambda: farm.sessions("dl-worker", has_looked), "the first to have looked")
     looker.send_signal(signal.SIGSTOP)
     until(lambda: running(farm) == 2, "both to run beside the stopped worker")
     looker.send_signal(signal.SIGCONT)
@@ -108,29 +97,26 @@ def test_d7_all_know_when_rows_are_due_though_one_has_looked(farm: Farm) -> None
 @pytest.mark.parametrize("ended", [signal.SIGSTOP, signal.SIGKILL])
 def test_d4_jobs_start_without_the_keeper(farm: Farm, ended: signal.Signals) -> None:
     program = idle(farm, 3)
-    (found,) = until(lambda: program.children("dataloader: keeper"), "the keeper")
-    found.send_signal(ended)
+    (keeper,) = until(lambda: program.children("dataloader: keeper"), "the keeper")
+    keeper.send_signal(ended)
     insert(farm, 3)
     until(lambda: running(farm) == 3, "all three to run")
     if ended == signal.SIGSTOP:
-        found.send_signal(signal.SIGCONT)
+        keeper.send_signal(signal.SIGCONT)
 
 
 def test_d4_an_idle_worker_whose_session_is_lost_hears_of_jobs_by_the_next_one(farm: Farm) -> None:
     idle(farm, 1)
     for _ in range(3):
         farm.end_sessions("dl-worker")
-        farm.wait(farm.enqueue("recorded", args={"sec": 0}), "succeeded")
+        farm.works()
 
 
 def wake_ups(farm: Farm, name: str) -> int:
     """How often the backends of the sessions whose names begin so have been woken."""
-    found = farm.rows(
-        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND starts_with(application_name, %s)",
-        name,
-    )
-    assert found
-    return sum(psutil.Process(pid).num_ctx_switches().voluntary for (pid,) in found)
+    backends = farm.sessions(name)
+    assert backends
+    return sum(psutil.Process(pid).num_ctx_switches().voluntary for pid in backends)
 
 
 def wakes(farm: Farm, notifications: int) -> int:
@@ -177,23 +163,23 @@ def memory(program: Program) -> int:
     return sum(process.memory_full_info().pss for process in [parent, *parent.children(recursive=True)])
 
 
-def test_a_further_idle_worker_costs_at_most_thirteen_megabytes(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without coverage, which would be in each of them."""
+def test_a_further_idle_worker_costs_at_most_eleven_megabytes(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without coverage and pipelines, which would be in each of them."""
     monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
     farm.executes = True
-    few = farm.ready(workers=1)
+    few = farm.ready(workers=1, dl_pipelines="")
     small = memory(few)
     few.stop()
-    assert (memory(farm.ready(workers=5)) - small) / 4 <= 13e6
+    assert (memory(farm.ready(workers=5, dl_pipelines="")) - small) / 4 <= 11e6
 
 
-def test_all_but_dl_pipelines_is_imported_before_the_fork(farm: Farm, tmp_path: Path) -> None:
+def test_all_but_dl_pipelines_is_imported_before_the_fork(farm: Farm) -> None:
     farm.executes = True
-    (tmp_path / "forked.py").write_text(FORKED)
-    (tmp_path / "late_pipelines.py").write_text(LATE)
-    farm.ready(workers=1, dl_pipelines="late_pipelines", dl_preload="forked", pythonpath=tmp_path)
-    found = farm.wait(farm.enqueue("late"), "succeeded")["progress"]["late"]
-    assert [name for name in found if not name.startswith("coverage")] == ["late_pipelines"]
+    (farm.folder / "forked.py").write_text(FORKED)
+    (farm.folder / "late_pipelines.py").write_text(LATE)
+    farm.ready(workers=1, dl_pipelines="late_pipelines", dl_preload="forked")
+    late = farm.wait(farm.enqueue("late"), "succeeded")["progress"]["late"]
+    assert [name for name in late if not name.startswith("coverage")] == ["late_pipelines"]
 
 
 PAYLOAD = 7_900  # bytes; PostgreSQL refuses 8,000
@@ -203,13 +189,11 @@ PAYLOADS = 4_000  # 30 MB: more than any socket takes while nobody reads
 def test_d3_a_flood_of_notifications_stops_no_session(farm: Farm) -> None:
     """Whoever listens reads, also while it runs a job: a session that does not would keep the server's queue full."""
     farm.ready(workers=2)
-    running = farm.enqueue("recorded", args={"sec": 5})
-    farm.begun(running)
+    long = farm.enqueue("recorded", args={"sec": 5})
+    farm.begun(long)
     farm.rows("SELECT pg_notify('dl_jobs', rpad(n::text, %s, 'x')) FROM generate_series(1, %s) n", PAYLOAD, PAYLOADS)
-    assert farm.wait(farm.enqueue("noop"), "succeeded")["attempt"] == 1
-    ours = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'dl-%%'"
-    unread = f"{ours} AND wait_event = 'ClientWrite'"
-    until(lambda: not farm.rows(unread), "every session to have read what it was sent")
-    assert farm.wait(running, "succeeded")["attempt"] == 1
-    deaf = f"{ours} AND state LIKE 'idle in transaction%%'"  # such a session would receive nothing
-    until(lambda: not farm.rows(deaf), "every session to be outside of a transaction")
+    farm.works()
+    until(lambda: not farm.sessions("dl-", "wait_event = 'ClientWrite'"), "every session to have read what it was sent")
+    farm.succeeds(long)
+    deaf = "state LIKE 'idle in transaction%%'"  # such a session would receive nothing
+    until(lambda: not farm.sessions("dl-", deaf), "every session to be outside of a transaction")

@@ -1,7 +1,6 @@
 """HUP brings new settings, code and queues, TTIN tells where everybody is, recycling; workers of several queues."""
 
 import json
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -48,8 +47,7 @@ def wish(**queues: int) -> str:
 
 
 def version(farm: Farm) -> int:
-    found: int = farm.wait(farm.enqueue("versioned"), "succeeded")["progress"]["version"]
-    return found
+    return int(farm.wait(farm.enqueue("versioned"), "succeeded")["progress"]["version"])
 
 
 class Code:
@@ -69,9 +67,7 @@ class Code:
 def reloadable(farm: Farm, folder: Path, workers: int = 2, **settings: object) -> tuple[Program, Code]:
     """A farm whose pipelines are in `folder`. They are not compiled: a change within a second would go unseen."""
     code = Code(folder)
-    path = os.pathsep.join([str(Path(__file__).parent), str(folder)])
-    settings = {"dl_pipelines": "farm_pipelines,mine", "pythonpath": path, "pythondontwritebytecode": 1} | settings
-    return farm.ready(workers=workers, **settings), code
+    return farm.ready(workers=workers, dl_pipelines="farm_pipelines,mine", **settings), code
 
 
 class Load:
@@ -172,7 +168,7 @@ def test_a_long_job_does_not_hold_up_the_other_workers_successors(farm: Farm, tm
     program.signal(signal.SIGHUP)
     until(lambda: version(farm) == 2, "a job of the new code")
     assert (farm.job(short)["status"], farm.job(long)["status"]) == ("succeeded", "running")
-    assert len(before & {worker.pid for worker in program.workers()}) == 1
+    until(lambda: len(before & {worker.pid for worker in program.workers()}) == 1, "one of before to leave")
     assert lifecycle.request_cancel(farm.conn, long)["cancel_requested"]
     until(lambda: len(now := {worker.pid for worker in program.workers()}) == 2 and not now & before)
     assert farm.job(long)["attempt"] == 1
@@ -226,12 +222,18 @@ def test_a_worker_whose_import_hangs_is_killed_and_replaced(farm: Farm, tmp_path
 
 
 def test_hup_with_other_queues_starts_the_new_and_ends_the_old(farm: Farm) -> None:
-    program, reload = with_dotenv(farm, wish(q=2))
-    program.logged("worker.started", 2)
-    reload(wish(q=1, other=1))
-    farm.wait(farm.enqueue("noop", "other"), "succeeded")
-    until(lambda: [len(program.children(f"worker {queue}#")) for queue in ("other", "q")] == [1, 1])
-    farm.wait(farm.enqueue("noop", "q"), "succeeded")
+    program, reload = with_dotenv(farm, wish(q=2, a=1))
+    program.logged("worker.started", 3)
+    several = json.loads(entry("a", "b", concurrency=2))
+    reload(json.dumps([{"queue": "q"}, *several]))
+    farm.succeeds(farm.enqueue("noop", "b"))
+    workers = {"q": 1, "a": 0, "a, b": 2}
+    until(lambda: {queue: len(program.children(f"worker {queue}#")) for queue in workers} == workers)
+    farm.works()
+    (reloaded,) = program.logged("supervisor.reloaded")
+    assert reloaded["workers"] == {"q": 1, "a, b": 2}
+    shown = "SELECT FROM dl_workers WHERE queue = 'a' AND queues = ARRAY['a', 'b'] AND state <> 'dead'"
+    until(lambda: len(farm.rows(shown)) == 2, "the keeper to show their queues")
 
 
 def test_hup_with_a_wrong_setting_changes_nothing(farm: Farm) -> None:
@@ -241,7 +243,7 @@ def test_hup_with_a_wrong_setting_changes_nothing(farm: Farm) -> None:
     (refused,) = program.logged("supervisor.reload.refused")
     assert "WORKERS_JSON" in refused["error"]
     assert [worker.pid for worker in program.workers()] == before
-    farm.wait(farm.enqueue("noop"), "succeeded")
+    farm.works()
     (shown,) = until(lambda: shown_refusals(farm), "doctor and the overview to say so")
     assert "did not succeed: WORKERS_JSON" in shown
     reload(wish(q=1))
@@ -258,13 +260,11 @@ def test_hup_with_more_workers_than_there_is_room_for_is_refused(farm: Farm) -> 
 
 def test_ttin_logs_the_stacks_even_of_a_worker_that_holds_the_gil(farm: Farm) -> None:
     program = farm.ready(workers=1)
-    job = farm.enqueue("holds_the_gil", args={"sec": 5})
-    until(lambda: farm.rows("SELECT FROM runs"))
+    job = farm.running("holds_the_gil", args={"sec": 5})
     program.signal(signal.SIGTTIN)
-    until(lambda: len(program.events("supervisor.worker.stacks")) > 1, "a line for each thread")
-    first = program.events("supervisor.worker.stacks")[0]
+    first = program.logged("supervisor.worker.stacks", 2)[0]  # a line for each thread
     assert "holds_the_gil" in first["stacks"], "the main thread comes first"
-    assert farm.wait(job, "succeeded")["attempt"] == 1
+    farm.succeeds(job)
 
 
 def test_a_worker_is_replaced_after_dl_max_jobs(farm: Farm) -> None:
@@ -281,13 +281,12 @@ def test_a_worker_that_has_grown_is_replaced_after_its_job(farm: Farm) -> None:
     farm.wait(farm.enqueue("grows", args={"mb": 300}), "succeeded")
     program.logged("worker.recycled")
     until(lambda: worker not in program.workers(), "the worker to leave")
-    farm.wait(farm.enqueue("noop"), "succeeded")
+    farm.works()
 
 
 def test_quit_ends_at_once_and_hands_back(farm: Farm) -> None:
     program = farm.ready(workers=1, dl_drain_sec=600)
-    job = farm.enqueue("spins")
-    until(lambda: farm.rows("SELECT FROM runs"))
+    job = farm.running("spins")
     program.signal(signal.SIGQUIT)
     assert program.process.wait(60) == 0
     assert (farm.job(job)["status"], farm.job(job)["attempt"]) == ("queued", 0)
@@ -313,17 +312,12 @@ def with_dotenv(farm: Farm, workers_json: str) -> tuple[Program, Callable[[str],
     return program, reload
 
 
-def titles(program: Program) -> list[str]:
-    return [" ".join(worker.cmdline()) for worker in program.workers()]
-
-
 @pytest.mark.parametrize("scheduler", ["lag", {"a": 3, "b": 1}])
 def test_the_jobs_of_each_queue_run(farm: Farm, scheduler: Any) -> None:
     program = farm.ready(workers=1, workers_json=entry("a", "b", scheduler=scheduler))
     jobs = [farm.enqueue("noop", queue) for _ in range(30) for queue in ("a", "b")]
-    for job in jobs:
-        farm.wait(job, "succeeded")
-    assert all(title.startswith("dataloader: worker a, b#") for title in titles(program))
+    farm.succeeds(*jobs)
+    assert all(" ".join(worker.cmdline()).startswith("dataloader: worker a, b#") for worker in program.workers())
     by_queue = {line["job_id"]: line["queue"] for line in program.logged("worker.job.finished", len(jobs))}
     assert [by_queue[str(job)] for job in jobs] == ["a", "b"] * 30
 
@@ -333,18 +327,6 @@ def test_a_notification_of_any_of_them_wakes_an_idle_worker(farm: Farm) -> None:
     for queue in ("c", "a", "b"):
         until(lambda: len(program.children("idle")) == 2, "both to be idle")
         farm.wait(farm.enqueue("noop", queue), "succeeded")
-
-
-def test_a_reload_gives_workers_other_queues(farm: Farm) -> None:
-    program, reload = with_dotenv(farm, entry("a"))
-    job = farm.enqueue("noop", "b")
-    reload(entry("a", "b", concurrency=2))
-    farm.wait(job, "succeeded")
-    until(lambda: len(program.workers()) == 2, "the older worker to leave")
-    (reloaded,) = program.logged("supervisor.reloaded")
-    assert reloaded["workers"] == {"a, b": 2}
-    shown = "SELECT FROM dl_workers WHERE queue = 'a' AND queues = ARRAY['a', 'b'] AND state <> 'dead'"
-    until(lambda: len(farm.rows(shown)) == 2, "the keeper to show their queues")
 
 
 def test_an_entry_speaks_for_its_queues_to_all_workers_of_the_farm(farm: Farm) -> None:

@@ -77,11 +77,11 @@ def answer(sock: socket.socket) -> tuple[int, bytes]:
         return found.status, found.read()
 
 
-def all_said(sock: socket.socket) -> bytes:
-    said = b""
+def rest_of(sock: socket.socket) -> bytes:
+    received = b""
     while more := sock.recv(65_536):
-        said += more
-    return said
+        received += more
+    return received
 
 
 # What a thread gets, and when ---------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def test_a_request_may_come_in_pieces_and_several_at_once(port: int, dsn: str) -
         sock.sendall(WHOLE + WHOLE[:-1])
         time.sleep(0.05)
         sock.sendall(WHOLE[-1:] + b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-        assert all_said(sock).count(b"HTTP/1.1 200 OK") == 3
+        assert rest_of(sock).count(b"HTTP/1.1 200 OK") == 3
     with connected(port, WHOLE.replace(b"Host", b"Expect: 100-continue\r\nHost", 1)[: -len(BODY)]) as sock:
         assert sock.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
         sock.sendall(BODY)
@@ -146,9 +146,9 @@ ENDS = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 def test_no_request_hides_in_another(port: int, head: bytes, body: bytes, statuses: list[int]) -> None:
     request = b"POST /nothing/info HTTP/1.1\r\nHost: localhost\r\n%b\r\n\r\n%b%b" % (head, body, ENDS)
     with connected(port, request) as sock:
-        said = all_said(sock)
-    assert [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+)", said)] == statuses
-    assert b'"service"' not in said
+        received = rest_of(sock)
+    assert [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+)", received)] == statuses
+    assert b'"service"' not in received
 
 
 def test_an_answer_that_is_read_late_is_whole(port: int, dsn: str) -> None:
@@ -160,8 +160,8 @@ def test_an_answer_that_is_read_late_is_whole(port: int, dsn: str) -> None:
         asked = f"GET {job} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
         sock.sendall(asked * 39 + asked.replace(b"Host", b"Connection: close\r\nHost"))
         time.sleep(0.3)
-        said = all_said(sock)
-        assert (said.count(b"HTTP/1.1 200 OK"), said.count(b'"waiting_for"')) == (40, 40)
+        received = rest_of(sock)
+        assert (received.count(b"HTTP/1.1 200 OK"), received.count(b'"waiting_for"')) == (40, 40)
 
 
 def test_who_says_nothing_or_not_enough_is_hung_up_on(port: int) -> None:
@@ -169,9 +169,9 @@ def test_who_says_nothing_or_not_enough_is_hung_up_on(port: int) -> None:
     waiting = [connected(port), connected(port, b"GET /hea"), connected(port, begun)]
     waiting.append(connected(port, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"))
     assert answer(waiting[-1])[0] == 200
-    for sock, said in zip(waiting, (b"", b"HTTP/1.1 408", b"HTTP/1.1 408", b""), strict=True):
+    for sock, received in zip(waiting, (b"", b"HTTP/1.1 408", b"HTTP/1.1 408", b""), strict=True):
         with sock:
-            assert sock.recv(12) == said
+            assert sock.recv(12) == received
 
 
 def best_of_three(measure: Callable[[], list[float]]) -> list[float]:
@@ -182,10 +182,10 @@ def best_of_three(measure: Callable[[], list[float]]) -> list[float]:
 def test_the_longest_waiting_make_room(port: int) -> None:
     def beside_a_crowd() -> list[float]:
         crowd = [connected(port) for _ in range(100)]  # of its own: within a second it is hung up on
-        took = healths(port, 0.2)
+        seconds = healths(port, 0.2)
         for sock in crowd:
             sock.close()
-        return took
+        return seconds
 
     assert max(best_of_three(beside_a_crowd)) < 1
 
@@ -195,11 +195,11 @@ def test_requests_that_wait_have_so_much_memory_and_no_more(port: int) -> None:
 
     def beside_a_crowd() -> list[float]:
         crowd = [connected(port, words) for _ in range(5)]
-        took = healths(port, 0.2)
-        said = [sock.recv(12) for sock in crowd]
+        seconds = healths(port, 0.2)
+        received = [sock.recv(12) for sock in crowd]
         for sock in crowd:
             sock.close()
-        return took if said.count(b"HTTP/1.1 503") >= 2 else [math.inf]  # where the machine stalls they are too late
+        return seconds if received.count(b"HTTP/1.1 503") >= 2 else [math.inf]  # else the machine stalls
 
     assert max(best_of_three(beside_a_crowd)) < 1
 
@@ -248,8 +248,8 @@ def slowest_of_a_scene(own_db: str, tmp_path: Path) -> float:
             crowd.deaf(5, job)
             crowd.long_polls(40, job)
             crowd.triggers(4)
-            took = healths(port, 1)
-            print("slow clients:", figures(took))
+            seconds = healths(port, 1)
+            print("slow clients:", figures(seconds))
             with ThreadPoolExecutor(80) as threads:  # more than there are sessions
                 assert set(threads.map(lambda _: triggered(port), range(80))) == {200}  # a rush is no fault
             assert set(crowd.statuses) == {200}
@@ -262,7 +262,7 @@ def slowest_of_a_scene(own_db: str, tmp_path: Path) -> float:
         finally:
             link.thaw()
             crowd.go()
-    return max(took + frozen)
+    return max(seconds + frozen)
 
 
 def test_a_rush_at_a_frozen_database_is_refused_in_time_and_at_a_live_one_served(own_db: str, tmp_path: Path) -> None:

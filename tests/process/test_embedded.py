@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import psycopg
 import pytest
-from farming import until
+from farming import have_ended, until
 
 from dataloader import embedded
 from dataloader.embedded import EmbeddedError, Server
@@ -124,7 +124,7 @@ def test_it_ends_with_a_killed_owner_and_the_next_one_has_the_rows(root: Path) -
         assert dsn is not None
         rows(dsn)
         owner.kill()
-    until(lambda: not postmaster.is_running() or postmaster.status() == psutil.STATUS_ZOMBIE)
+    until(lambda: have_ended([postmaster]), "the server to end")
     with start(root) as server:
         assert rows(server.dsn) == [0, 1]
 
@@ -225,9 +225,9 @@ def test_what_a_killed_initdb_left_is_made_anew(root: Path) -> None:
 
 def test_without_postgresql_three_ways_out_are_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "_candidates", lambda: iter(()))
-    with pytest.raises(EmbeddedError) as said:
+    with pytest.raises(EmbeddedError) as refused:
         Server.start(root)
-    assert [way for way in ("pip install", "apt-get", "DL_DB_DSN") if way not in str(said.value)] == []
+    assert [way for way in ("pip install", "apt-get", "DL_DB_DSN") if way not in str(refused.value)] == []
 
 
 def test_a_folder_without_programs_is_refused(root: Path) -> None:

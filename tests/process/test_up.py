@@ -12,19 +12,18 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from farming import call, free_port, until
+from farming import call, environment, free_port, have_ended, until
 
 from dataloader import config
 from dataloader.local import ports, up
 
-OURS = ("DL_", "PG_", "APP_", "WORKERS_JSON", "TEST_DATABASE_URL", "LOCAL", "TIMEZONE", "TZ")
 QUEUE = "test.up"
 
 
@@ -32,28 +31,27 @@ class Farm:
     """One `dataloader up` in a folder, on a port, and what it has said."""
 
     def __init__(
-        self, home: Path, port: int, output: int | None = None, words: tuple[str, ...] = (), **environment: str
+        self, home: Path, port: int, output: int | None = None, words: tuple[str, ...] = (), **settings: str
     ) -> None:
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(OURS) or k == "DL_PG_BIN"}
         workers = json.dumps([{"queue": QUEUE, "concurrency": 1}])
         ours = {"DL_HOME": str(home), "APP_PORT": str(port), "APP_HOST": "127.0.0.1", "WORKERS_JSON": workers}
         self.port = port
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "dataloader", "up", *words],
             cwd=home,  # a .env of the checkout is not ours
-            env=inherited | ours | {"DL_DRAIN_SEC": "15"} | environment,
-            stdout=self._output if output is None else output,
-            stderr=self._output if output is None else output,
+            env=environment() | ours | {"DL_DRAIN_SEC": "15"} | settings,
+            stdout=self._file if output is None else output,
+            stderr=self._file if output is None else output,
         )
 
     @property
-    def said(self) -> str:
-        return os.pread(self._output.fileno(), 1_000_000, 0).decode()
+    def output(self) -> str:
+        return os.pread(self._file.fileno(), 1_000_000, 0).decode()
 
     def wait_up(self) -> None:
-        until(lambda: "dataloader is up" in self.said or self.process.poll() is not None)
-        assert self.process.poll() is None, self.said
+        until(lambda: "dataloader is up" in self.output or self.process.poll() is not None)
+        assert self.process.poll() is None, self.output
 
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
@@ -70,8 +68,8 @@ class Farm:
     def close(self) -> None:
         if self.process.poll() is None:
             self.stop()
-        print(self.said)  # shown where a test fails
-        self._output.close()
+        print(self.output)  # shown where a test fails
+        self._file.close()
 
     def trigger(self, **body: Any) -> str:
         job = {"queue": QUEUE, "task": "noop", "lock_key": "up", "args": {"sleep1": 0.01}, **body}
@@ -88,22 +86,13 @@ class Farm:
         return False
 
 
-@contextmanager
-def started(home: Path, port: int, **environment: str) -> Iterator[Farm]:
-    farm = Farm(home, port, **environment)
-    try:
-        yield farm
-    finally:
-        farm.close()
-
-
 class OnTerminal(Farm):
     """The same before a person's eyes."""
 
-    def __init__(self, home: Path, port: int, **environment: str) -> None:
+    def __init__(self, home: Path, port: int, **settings: str) -> None:
         terminal, theirs = pty.openpty()
         self._shown = b""
-        super().__init__(home, port, theirs, **environment)
+        super().__init__(home, port, theirs, **settings)
         os.close(theirs)
         self._reader = threading.Thread(target=self._read, args=(terminal,), daemon=True)
         self._reader.start()
@@ -119,7 +108,7 @@ class OnTerminal(Farm):
         return b"\x1b[" in self._shown
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return re.sub(r"\x1b\[[0-9;]*m|\r", "", self._shown.decode())
 
 
@@ -142,7 +131,7 @@ def home() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def farm() -> Iterator[Farm]:
     """One that is up, for the tests that leave it so."""
-    with folder() as home, started(home, free_port()) as farm:
+    with folder() as home, closing(Farm(home, free_port())) as farm:
         farm.wait_up()
         yield farm
 
@@ -161,10 +150,10 @@ def test_a_person_at_a_terminal_reads_lines_and_the_banner_last(home: Path) -> N
     (home / "mine.py").write_text(MINE)
     for name in ("logging.py", "queue.py", "psycopg.py"):
         (home / name).write_text("raise SystemExit('taken for another module')")
-    farm = OnTerminal(home, free_port(), DL_PIPELINES="mine", DL_DRAIN_SECS="3", TZ="Asia/Tokyo", PYTHONPATH="")
-    try:
-        until(lambda: "Ctrl-C, or: kill" in farm.said or farm.process.poll() is not None)
-        start, banner = farm.said.split("\ndataloader is up\n")
+    settings = {"DL_PIPELINES": "mine", "DL_DRAIN_SECS": "3", "TZ": "Asia/Tokyo", "PYTHONPATH": ""}
+    with closing(OnTerminal(home, free_port(), **settings)) as farm:
+        until(lambda: "Ctrl-C, or: kill" in farm.output or farm.process.poll() is not None)
+        start, banner = farm.output.split("\ndataloader is up\n")
         warned, _, programs = start.partition("supervisor.started")
         assert "dataloader up: warning: settings: DL_DRAIN_SECS is no setting; DL_DRAIN_SEC may be meant" in warned
         assert "worker.started" in programs
@@ -176,16 +165,14 @@ def test_a_person_at_a_terminal_reads_lines_and_the_banner_last(home: Path) -> N
         assert "Asia/Tokyo" in banner
         job_id = farm.trigger(task="mine", args={})
         until(lambda: farm.status(job_id) == "succeeded")
-        assert "taken for another" not in farm.said
+        assert "taken for another" not in farm.output
         assert farm.is_colored
-        until(lambda: "worker.job.finished" in farm.said)
+        until(lambda: "worker.job.finished" in farm.output)
         logs = home / "log"  # a file is made when there is a line for it
         until(lambda: any(job_id in log.read_text() for log in logs.glob("metrics.log")))
         until(lambda: any("/jobs/trigger" in log.read_text() for log in logs.glob("audit.log")))
         assert farm.stop(signal.SIGINT) == 0
-        assert not re.search(r"^\{|job\.run|http\.request|request\.(begin|end)", farm.said, re.MULTILINE)
-    finally:
-        farm.close()
+        assert not re.search(r"^\{|job\.run|http\.request|request\.(begin|end)", farm.output, re.MULTILINE)
 
 
 VERSIONS = """
@@ -208,22 +195,20 @@ def test_a_change_of_any_own_module_brings_workers_with_the_new_code(home: Path)
     (home / "versions.py").write_text(VERSIONS)
     helping = home / "helping.py"
     helping.write_text("VERSION = 1\n")
-    farm = OnTerminal(home, free_port(), words=("--reload",), DL_PIPELINES="versions", PYTHONPATH="", NO_COLOR="1")
-    try:
+    settings = {"DL_PIPELINES": "versions", "PYTHONPATH": "", "NO_COLOR": "1"}
+    with closing(OnTerminal(home, free_port(), words=("--reload",), **settings)) as farm:
         farm.wait_up()
         assert version(farm) == 1
         helping.write_text("VERSION = 2\n")
-        until(lambda: "dataloader up: helping.py changed: new workers start" in farm.said)
+        until(lambda: "dataloader up: helping.py changed: new workers start" in farm.output)
         until(lambda: version(farm) == 2)
         helping.write_text("VERSION = \n")
-        until(lambda: "helping.py changed, and the workers go on with the code of before" in farm.said)
-        assert "SyntaxError" in farm.said
+        until(lambda: "helping.py changed, and the workers go on with the code of before" in farm.output)
+        assert "SyntaxError" in farm.output
         assert version(farm) == 2
         helping.write_text("VERSION = 3\n")
         until(lambda: version(farm) == 3)
         assert not farm.is_colored
-    finally:
-        farm.close()
 
 
 @pytest.mark.parametrize(
@@ -251,78 +236,69 @@ def test_what_a_person_has_set_stays_so_at_a_terminal(
 
 def test_what_keeps_it_from_working_is_said_before_anything_is_started(home: Path) -> None:
     (home / "broken.py").write_text("CONFIG = {}['nothing']")
-    with started(home, free_port(), DL_PIPELINES="broken") as farm:
+    with closing(Farm(home, free_port(), DL_PIPELINES="broken")) as farm:
         assert farm.process.wait(60) == 78
-        (wrong,) = [line for line in farm.said.splitlines() if "error" in line.lower()]
+        (wrong,) = [line for line in farm.output.splitlines() if "error" in line.lower()]
         assert wrong.startswith("dataloader up: error: pipelines: DL_PIPELINES: broken cannot be imported: KeyError:")
-        assert "Traceback" not in farm.said
-        assert "supervisor.started" not in farm.said
+        assert "Traceback" not in farm.output
+        assert "supervisor.started" not in farm.output
 
 
 def test_a_check_that_cannot_be_made_is_no_reason_not_to_start(home: Path) -> None:
     (home / "sitecustomize.py").write_text("import os, sys\nif 'check' in sys.orig_argv: os._exit(3)")
-    with started(home, free_port(), PYTHONPATH=str(home)) as farm:
+    with closing(Farm(home, free_port(), PYTHONPATH=str(home))) as farm:
         farm.wait_up()
-        assert "`dataloader check` ended with status 3" in farm.said
-
-
-def gone(processes: list[psutil.Process]) -> bool:
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):  # it may end between two looks
-            # A process whose parent was killed may stay a zombie until process 1 looks.
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                return False
-    return True
+        assert "`dataloader check` ended with status 3" in farm.output
 
 
 @pytest.mark.longest
 def test_from_nothing_to_finished_jobs_over_a_stop_a_kill_and_a_drain(home: Path) -> None:
     """Three starts in one folder: each finds the rows of the one before."""
     port = free_port()
-    with started(home, port) as first:
+    with closing(Farm(home, port)) as first:
         first.wait_up()
         job_id = first.trigger()
         until(lambda: first.status(job_id) == "succeeded")
         children = first.children()
-        assert first.stop(signal.SIGTERM, signal.SIGINT, signal.SIGTERM) == 0, first.said
-        assert gone(children)
-        assert first.said.rstrip().endswith("dataloader up: stopped")
-    with started(home, port) as second:
+        assert first.stop(signal.SIGTERM, signal.SIGINT, signal.SIGTERM) == 0, first.output
+        assert have_ended(children)
+        assert first.output.rstrip().endswith("dataloader up: stopped")
+    with closing(Farm(home, port)) as second:
         second.wait_up()
         assert second.status(job_id) == "succeeded"
         later = second.trigger(available_at=(datetime.now(UTC) + timedelta(hours=1)).isoformat())
         children = second.children()
         second.process.kill()
         second.process.wait()
-        with started(home, port) as third:
+        with closing(Farm(home, port)) as third:
             third.wait_up()
-            until(lambda: gone(children))
+            until(lambda: have_ended(children))
             assert third.status(later) == "queued"
             running = third.trigger(args={"sleep1": 2})
             until(lambda: third.status(running) in ("running", "succeeded"))
             assert third.stop() == 0
-            finished = [line for line in third.said.splitlines() if running in line and '"succeeded"' in line]
-            assert finished, third.said
+            finished = [line for line in third.output.splitlines() if running in line and '"succeeded"' in line]
+            assert finished, third.output
 
 
 def test_what_it_prints_can_be_pasted(farm: Farm) -> None:
-    pasted = next(line for line in farm.said.splitlines() if "try it" in line).split(maxsplit=2)[2]
+    pasted = next(line for line in farm.output.splitlines() if "try it" in line).split(maxsplit=2)[2]
     done = subprocess.run(pasted, shell=True, capture_output=True, text=True)
     assert json.loads(done.stdout)["status"] in ("queued", "running"), done.stderr
 
 
 def test_a_second_one_with_the_same_folder_is_refused(farm: Farm) -> None:
     home = Path(farm.child("postgres").cmdline()[2]).parents[1]
-    with started(home, free_port()) as second:
+    with closing(Farm(home, free_port())) as second:
         assert second.process.wait(60) == 1
-        assert f"is in use by another program (process {farm.process.pid})" in second.said
+        assert f"is in use by another program (process {farm.process.pid})" in second.output
     assert farm.succeeds()
 
 
 def test_a_taken_port_is_told_before_anything_is_started(home: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, started(home, taken.getsockname()[1]) as second:
+    with socket.create_server(("127.0.0.1", 0)) as taken, closing(Farm(home, taken.getsockname()[1])) as second:
         assert second.process.wait(60) == 1
-        assert "is taken by another program" in second.said
+        assert "is taken by another program" in second.output
         assert [made.name for made in home.iterdir()] == ["up.lock"]
 
 
@@ -332,8 +308,8 @@ def test_a_program_that_dies_is_started_again(farm: Farm, name: str, title: str)
     killed = farm.child(title)
     ended = [killed, *killed.children(recursive=True)]  # orphans of the API answer for a moment yet
     killed.kill()
-    until(lambda: gone(ended))
-    until(lambda: f"{name} was ended by SIGKILL" in farm.said)
+    until(lambda: have_ended(ended))
+    until(lambda: f"{name} was ended by SIGKILL" in farm.output)
     until(lambda: is_there(farm, title))
     until(farm.succeeds)
 
@@ -348,27 +324,27 @@ def is_there(farm: Farm, title: str) -> bool:
 def test_a_killed_postgresql_is_started_again(farm: Farm) -> None:
     killed = farm.child("postgres")
     killed.kill()
-    until(lambda: "PostgreSQL was ended by SIGKILL" in farm.said)
+    until(lambda: "PostgreSQL was ended by SIGKILL" in farm.output)
     until(farm.succeeds)
 
 
 def test_a_program_that_cannot_start_ends_it_all(home: Path) -> None:
     (home / "moody.py").write_text("import sys\nif 'check' not in sys.argv: raise ValueError('not in the mood')")
-    with started(home, free_port(), DL_PRELOAD="moody") as farm:
+    with closing(Farm(home, free_port(), DL_PRELOAD="moody")) as farm:
         until(lambda: farm.process.poll() is not None)
         assert farm.process.returncode == 78
-        assert "workers cannot start with these settings" in farm.said
-        assert "DL_PRELOAD: moody cannot be imported: not in the mood" in farm.said
+        assert "workers cannot start with these settings" in farm.output
+        assert "DL_PRELOAD: moody cannot be imported: not in the mood" in farm.output
 
 
 def test_a_configured_database_is_used_and_its_password_not_shown(home: Path, own_db: str) -> None:
-    with started(home, free_port(), DL_DB_DSN=f"{own_db} password=hush-hush") as farm:
+    with closing(Farm(home, free_port(), DL_DB_DSN=f"{own_db} password=hush-hush")) as farm:
         farm.wait_up()
         assert farm.succeeds()
         assert not (home / "postgres").exists()
         assert not any("hush-hush" in arg for child in farm.children() for arg in child.cmdline())
         assert farm.stop() == 0
-        assert "hush-hush" not in farm.said
+        assert "hush-hush" not in farm.output
 
 
 @pytest.mark.parametrize(

@@ -154,11 +154,11 @@ def is_canceled(it: Engaged, job: UUID, number: int) -> float:
     began = time.monotonic()
     lifecycle.request_cancel(it.farm.conn, job)
     until(lambda: not is_alive(pid), "the program to end")
-    took = time.monotonic() - began
-    print(f"{it.cluster.engine}: {took:.2f} s from the order to cancel to the program's end")
+    seconds = time.monotonic() - began
+    print(f"{it.cluster.engine}: {seconds:.2f} s from the order to cancel to the program's end")
     it.farm.wait(job, "canceled")
     assert it.notes(job)[-1].endswith("is stopped at it")
-    return took
+    return seconds
 
 
 @on(*ENGINES, quick=("dask", "ray"))
@@ -286,12 +286,12 @@ def test_a_cancellation_that_a_silent_engine_does_not_confirm_is_noted(farm: Far
         lifecycle.request_cancel(farm.conn, job)
         began = time.monotonic()
         farm.wait(job, "canceled")
-        took = time.monotonic() - began
+        seconds = time.monotonic() - began
     is_cleaned_up(it, job, pid)
-    assert took < 15
-    (said,) = [note for note in it.notes(job) if "has not confirmed" in note]
-    assert said.startswith(f"it has not confirmed that dl-{job}-1 is stopped (")
-    assert said.endswith("it may go on there")
+    assert seconds < 15
+    (unconfirmed,) = [note for note in it.notes(job) if "has not confirmed" in note]
+    assert unconfirmed.startswith(f"it has not confirmed that dl-{job}-1 is stopped (")
+    assert unconfirmed.endswith("it may go on there")
 
 
 @on("dask", "ray")
@@ -318,10 +318,10 @@ def test_the_output_is_the_jobs_log_and_a_job_that_succeeded_begins_anew(farm: F
     it.ready()
     job = it.enqueue(args={"sec": 2})
     it.succeeded(job)
-    said = it.log(job)
-    assert said.count("counted 3\n") == 1
-    assert json.dumps({"processed": 3, "total": 6000}) not in said
-    assert '"result"' not in said
+    log = it.log(job)
+    assert log.count("counted 3\n") == 1
+    assert json.dumps({"processed": 3, "total": 6000}) not in log
+    assert '"result"' not in log
     assert farm.rows("SELECT checkpoint FROM dl_checkpoints") == [(None,)]
     operations.change(farm.conn, "requeue", [job], "test")
     it.begun(2)  # a job that has succeeded begins anew
@@ -382,8 +382,8 @@ def test_the_scheduler_forgets_what_has_ended(farm: Farm, cluster: Dask) -> None
     job = it.enqueue(args={"sec": 1})
     it.succeeded(job)
     code = f"from distributed import Client; print(Client({cluster.address!r}).list_datasets())"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (told.returncode, str(job) in told.stdout) == (0, False)  # other tests may have left theirs
+    listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (listed.returncode, str(job) in listed.stdout) == (0, False)  # other tests may have left theirs
 
 
 @on("spark")

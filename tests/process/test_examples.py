@@ -27,17 +27,17 @@ def without_seconds(table: str) -> str:
 
 
 def test_the_table_of_llm_is_the_readmes_and_a_cancellation_ends_the_run(own_db: str, tmp_path: Path) -> None:
-    said = output("llm", own_db, tmp_path)
+    printed = output("llm", own_db, tmp_path)
     readme = (EXAMPLES / "llm" / "README.md").read_text()
     (shown,) = re.findall(r"^```text\n(case.*?)^```", readme, re.DOTALL | re.MULTILINE)
-    assert without_seconds(said) == without_seconds(shown)
-    assert [float(seconds) < 10 for seconds in AFTER.findall(said)] == [True]
+    assert without_seconds(printed) == without_seconds(shown)
+    assert [float(seconds) < 10 for seconds in AFTER.findall(printed)] == [True]
 
 
 def test_an_ordered_queue_leaves_no_order_stale_and_a_merged_one_calls_less_often(own_db: str, tmp_path: Path) -> None:
     """What the plain queues leave depends on chance: only what is promised is judged."""
-    said = output("orders", own_db, tmp_path, "--orders=8", "--versions=6", "--wave=24", "--workers=3")
-    found = [(title, int(calls), int(stale)) for title, calls, stale, _ in LINE.findall(said)]
+    printed = output("orders", own_db, tmp_path, "--orders=8", "--versions=6", "--wave=24", "--workers=3")
+    found = [(title, int(calls), int(stale)) for title, calls, stale, _ in LINE.findall(printed)]
     assert [title for title, _, _ in found] == [
         "plain queue, a key for each message",
         "plain queue, a key for each order",

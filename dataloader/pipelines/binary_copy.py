@@ -8,7 +8,7 @@ numpy record first, so that the join has few parts.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,6 +25,21 @@ _EPOCH_DAYS, _DAY = 10_957, 86_400_000_000  # PostgreSQL counts days and microse
 _YEARS = (-719_162, 2_932_896)  # the first and the last day of the years 1 to 9999, which have one text
 _TEXTS = ("text", "character varying", "character", "json", "jsonb")
 _INTEGERS = {"smallint": pa.int16(), "integer": pa.int32(), "bigint": pa.int64()}
+# The forms of texts that Arrow and PostgreSQL read in one way, with the type of Arrow: canonical numbers, of which a
+# numeric keeps all digits and so stays a text, and a float is within its limits; times with minutes in zones of less
+# than 16 hours.
+_WHOLE, _FRACTION = "-?(?:0|[1-9][0-9]{0,29})", r"(?:\.[0-9]{1,30})?"
+_MOMENT = r"[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6})?)?"
+_FORMS: dict[str, tuple[str, Any]] = {
+    **{kind: (_WHOLE, of) for kind, of in _INTEGERS.items()},
+    **{"numeric": (_WHOLE + _FRACTION, None), "real": (_WHOLE + _FRACTION, pa.float32())},
+    "double precision": (rf"{_WHOLE}{_FRACTION}(?:[eE][-+]?[0-9]{{1,2}})?", pa.float64()),
+    "timestamp without time zone": (_MOMENT, pa.timestamp("us")),
+    "timestamp with time zone": (
+        _MOMENT + "(?:Z|[+-](?:0[0-9]|1[0-5])(?::?[0-5][0-9])?)",
+        pa.timestamp("us", "UTC"),
+    ),
+}
 _SAME = {
     **{("bool", "boolean"): pa.bool_(), ("date32[day]", "date"): pa.date32(), ("float", "real"): pa.float32()},
     **{("halffloat", "real"): pa.float32(), ("double", "double precision"): pa.float64()},
@@ -32,7 +47,7 @@ _SAME = {
 _Numbers = np.ndarray[Any, Any]
 
 
-def ahead(items: Iterator[Any]) -> Iterator[Any]:
+def ahead(items: Iterator[Any]) -> Generator[Any, None, None]:
     """The items; a thread makes each while the one before it is in use, and ends with the generator."""
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(next, items, None)
@@ -81,6 +96,11 @@ def encoded(batch: Any, kinds: Sequence[str]) -> list[Any] | None:
         return None
 
 
+def takes_texts(kind: str) -> bool:
+    """PURE: whether `encoded` can take texts for a column of this type."""
+    return (plain := re.sub(r"\(.*?\)", "", kind)) in _FORMS or plain in _TEXTS
+
+
 def _stored(column: Any, kind: str) -> Any:
     """The column as its type in the table has it; an error where its text may have another value there, or none."""
     of, kind = column.type, re.sub(r"\(.*?\)", "", kind)
@@ -105,6 +125,11 @@ def _stored(column: Any, kind: str) -> Any:
         return column.cast(pa.binary())
     if kind == "uuid" and getattr(of, "extension_name", "") == "arrow.uuid":
         return column.storage
+    if types.is_string(of) and kind in _FORMS:
+        form, known = _FORMS[kind]
+        if pc.all(pc.match_substring_regex(column, f"^(?:{form})$")).as_py() is False:
+            raise pa.ArrowInvalid("PostgreSQL reads the text")
+        return _stored(column.cast(known), kind) if known else column
     if not (same := _SAME.get((str(of), kind))):
         raise pa.ArrowInvalid("PostgreSQL reads the text")
     return _between(column, *_YEARS) if kind == "date" else column.cast(same)
@@ -143,6 +168,8 @@ def _rows(columns: list[Any], count: int) -> Any:
 def _fixed(column: Any) -> _Numbers:
     """The big-endian values of a column of fixed width; the value behind a null does not matter."""
     of = column.type
+    if types.is_string(of):
+        return _numeric_of_text(column)
     if types.is_decimal(of):
         return _numeric(column)
     if types.is_boolean(of):
@@ -171,6 +198,23 @@ def _numeric(column: Any) -> _Numbers:
         whole, words[:, at] = np.divmod(whole, 10_000)
     for at in range(3 + before + after, 3 + before, -1):
         fraction, words[:, at] = np.divmod(fraction, 10_000)
+    return words
+
+
+def _numeric_of_text(column: Any) -> _Numbers:
+    """The same of digits with a point or none: PostgreSQL keeps all of them, the zeros at the end too."""
+    column = pc.fill_null(column, "0")
+    parts = pc.split_pattern(pc.binary_join_element_wise(column, "", "."), ".", max_splits=1)  # a point in each
+    whole, fraction = pc.utf8_ltrim(pc.list_element(parts, 0), "-"), pc.utf8_rtrim(pc.list_element(parts, 1), ".")
+    length, scale = (_values(pc.binary_length(part), "<i4") for part in (whole, fraction))
+    before, after = (-(-int(size.max(initial=0)) // 4) for size in (length, scale))
+    padded = pc.utf8_lpad(whole, 4 * before, "0"), pc.utf8_rpad(fraction, 4 * after, "0")
+    digits = pc.binary_join_element_wise(*padded, "").cast(pa.binary(4 * (before + after)))
+    fours = _values(digits, f"({before + after},4)u1") - ord("0")
+    words = np.empty((len(column), 4 + before + after), ">i2")
+    words[:, 0], words[:, 1], words[:, 3] = before + after, before - 1, scale
+    words[:, 2] = np.where(pc.starts_with(column, "-"), 0x4000, 0)
+    words[:, 4:] = fours @ np.array([1_000, 100, 10, 1], np.int16)
     return words
 
 

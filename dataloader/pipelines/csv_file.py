@@ -15,14 +15,15 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
-from itertools import accumulate, islice, pairwise
-from typing import Annotated, Any, BinaryIO
+from itertools import accumulate, chain, islice, pairwise
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
 
 from pydantic import AfterValidator, Field
 
 from dataloader.pipelines import Arguments, Context, PermanentError, Progress, csv_table, register, validated
 from dataloader.pipelines.csv_table import (
     LONGEST_RECORD,
+    Batch,
     Block,
     FileArguments,
     FileSource,
@@ -34,11 +35,15 @@ from dataloader.pipelines.csv_table import (
     unique,
 )
 
+if TYPE_CHECKING:
+    from dataloader.pipelines.arrow_block import Copied
+
 _OF_COPY = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "0": "\0"}  # behind its backslash
 _IS_OPEN = re.compile(r"(?<!\\)(?:\\\\)*\\\r?\n\Z").search  # the line end behind a backslash is within a text
 _LINE_ENDS = re.compile("\r\n?|\n")
 _LINE_END = re.compile("(?:\r\n?|\n)\\Z").sub
 _CHUNK = 2**16  # characters that are read at once, and one line
+_COPIED_CHUNK = 2**21  # bytes of a binary COPY, of which each is a statement
 WHITESPACE = "whitespace"  # the delimiter of columns that are set apart by blanks
 _DELIMITERS = "\t|;,"  # those that are recognized; the earlier ones are rarer in texts
 _QUOTED = re.compile(r'(?m)(?:^|(?<=[\t|;,]))"(?:[^"]|"")*+"')
@@ -138,6 +143,13 @@ def opened_text(stream: BinaryIO, encoding: str) -> io.TextIOWrapper:
     return io.TextIOWrapper(stream, encoding=encoding, errors=_mark_undecodable.__name__, newline="")
 
 
+class _Chunk(NamedTuple):
+    mark: Any  # of the text stream, where the chunk begins
+    text: str | bytes  # whole lines
+    line: int = 0  # before it
+    copied: Copied | None = None  # the same, if a record begins here
+
+
 class CsvFile(FileSource):
     """The file as records, which people know by the number of their first line; a line end outside quotes ends one.
 
@@ -159,12 +171,12 @@ class CsvFile(FileSource):
         self._layout, self._is_checked = layout, is_checked
         codec = codecs.lookup(self._encoding).name
         self._has_controls = is_checked and not codec.startswith("utf")
+        self._is_utf8_file = codec == "utf-8"
         self._may_be_utf8 = is_checked and codec.startswith(_ONE_BYTE)
         self._line = self._literal_quotes = self._repeated_headers = 0  # of the records that were read
         self._header: str | None = None
         self._last: int | None = None  # the number of the last record above the footer
         self._names: list[str] = []
-        self._chunk, self._lines = "", io.StringIO()
         self._one = self._many = re.compile("(?!)")  # match one record, and many of them, that may pass in a block
         self._skip_to_header()
         mark = "," if layout.widths else layout.delimiter or self._recognized()
@@ -211,15 +223,14 @@ class CsvFile(FileSource):
         return islice(self._from(begin), left)
 
     def _from(self, begin: Place) -> Iterator[tuple[int, str | Rejected]]:
-        mark, self._line, self._count, self._literal_quotes, skipped, self._repeated_headers = begin
-        self._stream.seek(mark)
-        self._stream.read(skipped)
-        self._advance()
+        self._seek(begin)
         return self._records()
 
     def items(self, begin: Place, size: int) -> Iterator[tuple[int, Item]]:
-        records = self.records(begin)
-        return records if self._is_foreign or self._layout.skip_footer else self._in_blocks(records, size)
+        if self._is_foreign or self._layout.skip_footer:
+            return self.records(begin)
+        self._seek(begin, size)
+        return self._in_blocks(self._records(), size)
 
     def _in_blocks(self, records: Iterator[tuple[int, Item]], size: int) -> Iterator[tuple[int, Item]]:
         left = size
@@ -228,21 +239,29 @@ class CsvFile(FileSource):
             left = left if left > 0 else size
             yield item
 
-    def pass_in_blocks(self, *kinds: Sequence[str], fitted: Callable[[int, Block], Block] | None = None) -> None:
+    def pass_in_blocks(
+        self,
+        *kinds: Sequence[str],
+        fitted: Callable[[int, Block], Block] | None = None,
+        copied: Callable[[bytes, int], Copied | None] | None = None,
+    ) -> None:
         """Take the kinds of records, a pattern for each column, that `items` gives in blocks; others come one by one.
 
-        `fitted` gets the number of a block's first record, and returns the block as COPY gets it.
+        `fitted` gets the number of a block's first record, and returns the block as COPY gets it. A thread calls
+        `copied` ahead, as `arrow_block.reader` makes it, for records of these kinds alone.
         """
         # Lines that COPY or this reader take for something else than a record.
         other = "|".join(["[\r\n]", r"(?:\\\.|\x1a)[\r\n]", *filter(None, [re.escape(self._layout.comment or "")])])
         record = f"(?!{other})(?:{'|'.join(map(re.escape(self._delimiter).join, kinds))})\r?\n"
-        self._fitted = fitted or (lambda number, block: block)
+        self._fitted, self._copied = fitted or (lambda number, block: block), copied
         self._one, self._many = re.compile(record), re.compile(f"(?:{record})*+")
 
-    def _block(self, most: int) -> tuple[int, Block] | None:
+    def _block(self, most: int) -> tuple[int, Block | Batch] | None:
         """The records from here on that COPY reads as we do, at most so many; None where the next one is none."""
         begin = self._lines.tell()
         if begin == len(self._chunk):
+            if batch := self._batch():
+                return batch
             self._advance()
             begin = 0
         if not self._is_clean or (end := self._many.match(self._chunk, begin).end()) == begin:  # type: ignore[union-attr]
@@ -258,10 +277,67 @@ class CsvFile(FileSource):
         self._line += len(_LINE_ENDS.findall(text)) if "\r" in text else text.count("\n")
         return first, self._fitted(first, Block(_ends_by_lf(text), count))
 
+    def _seek(self, begin: Place, most: int = 0) -> None:
+        """Go to a place; a thread reads ahead, where chunks of up to so many records may be copied."""
+        self.close()
+        mark, self._line, self._count, self._literal_quotes, skipped, self._repeated_headers = begin
+        self._stream.seek(mark)
+        self._stream.read(skipped)
+        self._mark, self._chunk, self._lines = self._stream.tell(), "", io.StringIO()
+        self._waiting: _Chunk | None = None
+        self._chunks = self._texts()
+        if most and self._copied and self._is_utf8_file:
+            from dataloader.pipelines.binary_copy import ahead
+
+            self._stream.seek(self._mark)  # and so its buffer
+            self._reading = ahead(self._copies(self._stream.buffer, most))
+            self._chunks = chain(self._reading, self._chunks)
+
+    def _texts(self) -> Iterator[_Chunk]:
+        while True:
+            mark = self._stream.tell()
+            yield _Chunk(mark, self._stream.read(_CHUNK) + self._stream.readline(LONGEST_RECORD))
+
+    def _copies(self, file: Any, most: int) -> Iterator[_Chunk]:
+        """The chunks with their copies; the stream goes on behind them."""
+        line, size = self._line, _CHUNK
+        header = (self._header or "\0").encode()
+        while True:
+            mark, copied = file.tell(), None
+            text = file.read(size) + file.readline(LONGEST_RECORD)
+            is_open = text.count(b'"') & 1
+            while is_open and len(text) < size + 2 * _CHUNK and (more := file.readline(LONGEST_RECORD)):
+                text += more
+                is_open ^= more.count(b'"') & 1
+            if not text or (len(text) > LONGEST_RECORD and not text.endswith(b"\n")):
+                break
+            is_odd = header in text or (b"\xef" in text and codecs.BOM_UTF8 in text)
+            if self._copied and not is_odd and (copied := self._copied(text, line)):
+                size = min(_COPIED_CHUNK, len(text) * most * 9 // (copied.records * 10))
+                copied = copied if copied.records <= most else None
+            yield _Chunk(mark, text, line, copied)
+            line += copied.lines if copied else len(re.findall(b"\r\n?|\n", text))
+        self._stream.seek(mark)
+
+    def _batch(self) -> tuple[int, Batch] | None:
+        """The next chunk, which begins with a record, if it is copied."""
+        self._waiting = mark, text, line, copied = self._waiting or next(self._chunks)
+        if isinstance(text, str) or not copied or line != self._line:
+            return None
+        self._waiting, self._mark, self._chunk, self._lines = None, mark + len(text), "", io.StringIO()
+        self._count += copied.records
+        self._line += copied.lines
+
+        def block() -> Block:
+            return self._fitted(line + 1, Block(_ends_by_lf(text.decode()), copied.records))
+
+        return line + 1, Batch(copied.records, len(text), copied.binary, block)
+
     def _advance(self) -> None:
         """Read the next chunk; it ends where a line does."""
-        self._mark = self._stream.tell()
-        text = self._chunk = self._stream.read(_CHUNK) + self._stream.readline(LONGEST_RECORD)
+        self._mark, text, *_ = self._waiting or next(self._chunks)
+        self._waiting = None
+        text = self._chunk = text if isinstance(text, str) else text.decode("utf-8", _mark_undecodable.__name__)
         self._lines = io.StringIO(text, newline="")
         self._is_utf8 = self._may_be_utf8 and not text.isascii() and self._reads_as_utf8(text)
         # In a chunk with one of these each record is examined.
@@ -315,6 +391,7 @@ class CsvFile(FileSource):
                 self._stream.seek(0)
         except UnicodeError:  # UTF-16 and UTF-32 without their byte order mark
             raise self.error(1, f"should begin with the byte order mark of {self._encoding}") from None
+        self._waiting, self._chunks = None, self._texts()
         self._advance()
         self._sep = _SEP_LINE.fullmatch(self._lines.readline(_RECOGNIZED_BY))
         self._line = max(self._layout.skip_rows, int(self._sep is not None))

@@ -217,6 +217,7 @@ class Source:
     size = 0  # bytes
     total = 0  # records, once they are counted
     dialect: Mapping[str, Any] = {}  # what was recognized: for people
+    _reading: Generator[Any, None, None] | None = None  # by a thread ahead
 
     def __init__(self, origin: str) -> None:
         """`origin` is where the records come from, for people."""
@@ -226,6 +227,8 @@ class Source:
 
     def close(self) -> None:
         """End the thread that reads ahead, if there is one."""
+        if self._reading:
+            self._reading.close()
 
     @property
     def names(self) -> list[str]:

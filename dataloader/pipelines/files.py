@@ -336,7 +336,7 @@ def _text(entry: Entry, wanted: Files, stack: ExitStack) -> Source:
             reason = f"has a zero byte beside each line end; encoding should be {name}"
             raise PermanentError(f"{entry.name}, line 1: {reason}")
     text = stack.enter_context(opened_text(stream, str(layout.encoding)))
-    return CsvFile(entry.name, descriptor, text, layout, is_checked=True)
+    return stack.enter_context(closing(CsvFile(entry.name, descriptor, text, layout, is_checked=True)))
 
 
 def no_data(head: bytes) -> str | None:
@@ -500,16 +500,18 @@ class _Shape:
         self.places = [at for _, at, reader in self._order if at is not None and not (reader or '"' in words)]
         # The words that blocks may have, and how they are found behind these marks.
         are_bare = mark != r"\\" and all(csv_file.field(word, source.delimiter) == word for word in given)
-        self._words, marks = given if are_bare else [], (source.delimiter, "\n")
+        self.words, marks = given if are_bare else [], (source.delimiter, "\n")
         self._drops = [(each, re.compile(f"{re.escape(each)}(?:{words})(?=[{mark}\n])").sub) for each in marks]
         # The records that may pass in blocks; one with words for null has no quotes that `shaped` would drop.
-        passing = [with_words, quoted] if self._words else [quoted]
+        passing = [with_words, quoted] if self.words else [quoted]
+        others = wanted.thousands or wanted.date_format or wanted.true or wanted.false
+        self.is_usual = are_bare and wanted.decimal == "." and not others  # values are as PostgreSQL writes them
         self.passing = passing if is_same and not re.search("[\r\n]", self.tail) else []
 
     def fitted(self, number: int, block: Block) -> Block:
         """The block as the table's columns have it: without words for null, and with the added columns."""
         text, tail, out, lines = block.text, self.tail, self._delimiter, self.lines
-        if any(word in text for word in self._words):
+        if any(word in text for word in self.words):
             parts = f"\n{text}".split('"')  # every other one is within quotes
             bare = '"'.join(parts[::2])
             for each, dropped in self._drops:
@@ -768,9 +770,19 @@ class Shaped(Source):
             source.added, source.lines = added, len(self.lines)
             return source.items(place or source.begin, self._most)
         if self._most and self._shape.passing and isinstance(source, CsvFile):
-            source.pass_in_blocks(*self._shape.passing, fitted=self._shape.fitted)
+            copied = self._reader(added) if self.has_parts and self._shape.is_usual else None
+            source.pass_in_blocks(*self._shape.passing, fitted=self._shape.fitted, copied=copied)
             return source.items(place or source.begin, self._most)
         return source.records(place or source.begin)
+
+    def _reader(self, added: list[Any]) -> Any:
+        """A reader of text into binary rows, where pyarrow is installed and the types allow it."""
+        try:
+            from dataloader.pipelines import arrow_block
+        except ImportError:
+            return None
+        others = [self.wanted.comment] if self.wanted.comment else []
+        return arrow_block.reader(self.delimiter, self._shape.words, self.stored, added, len(self.lines), others)
 
     def _typed_value(self, name: str, value: str) -> Any:
         """A constant as a value of its column's type, where PostgreSQL reads the text in one way."""

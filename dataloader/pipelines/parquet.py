@@ -55,7 +55,6 @@ class ArrowFile(FileSource):
     chosen: Sequence[int] | None = None  # the places of the columns that `items` gives; by default all
     added: Sequence[Any] = ()  # the values of further columns, the same in each row
     lines = 0  # columns behind them, with the number of each row
-    _reading: Generator[tuple[int, Item], None, None] | None = None
 
     def __init__(self, path: str, descriptor: int, file: BinaryIO, wanted: Target | None = None) -> None:
         """Read what the file says of itself; raises PermanentError where it is no such file that can be loaded."""
@@ -71,10 +70,6 @@ class ArrowFile(FileSource):
     def _batches(self, skipped: int) -> Iterator[Any]:
         """The rows behind so many, some at a time."""
         raise NotImplementedError
-
-    def close(self) -> None:
-        if self._reading:
-            self._reading.close()
 
     def items(self, begin: Place, size: int) -> Iterator[tuple[int, Item]]:
         self.close()  # two threads may not read one file
@@ -92,15 +87,10 @@ class ArrowFile(FileSource):
 
     def _whole(self, batches: Iterator[Any], number: int) -> Iterator[Any]:
         """The batches with the added columns behind the chosen ones; `number` is that of the first row."""
-        import pyarrow
-
         for batch in batches:
             chosen = batch.columns if self.chosen is None else map(batch.column, self.chosen)
-            added = [pyarrow.repeat(pyarrow.scalar(value), batch.num_rows) for value in self.added]
             behind = number + batch.num_rows
-            added += [pyarrow.array(range(number, behind), pyarrow.int64()) for _ in range(self.lines)]
-            columns = [*chosen, *added]
-            yield pyarrow.RecordBatch.from_arrays(columns, [*map(str, range(len(columns)))])
+            yield widened(chosen, batch.num_rows, self.added, [range(number, behind)] * self.lines)
             number = behind
 
     def _block(self, batch: Any) -> Block:
@@ -207,6 +197,15 @@ def columns_of(origin: str, schema: Any) -> dict[str, str]:
     except ValueError as e:
         raise PermanentError(f"{origin}: the names of its columns: {e}; write it again with other names") from None
     return dict(zip(names, (_type(field.type) for field in schema), strict=True))
+
+
+def widened(columns: Iterable[Any], rows: int, added: Iterable[Any], numbers: Iterable[Any]) -> Any:
+    """PURE: a batch of the columns; behind them a column of each added value, and of each sequence of numbers."""
+    import pyarrow
+
+    arrays = [*columns, *(pyarrow.repeat(pyarrow.scalar(value), rows) for value in added)]
+    arrays += [pyarrow.array(each, pyarrow.int64()) for each in numbers]
+    return pyarrow.RecordBatch.from_arrays(arrays, [*map(str, range(len(arrays)))])
 
 
 def copied(batches: Iterable[Any], size: int, stored: Sequence[str], block: Callable[[Any], Block]) -> Iterator[Batch]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import random
 import statistics
 import sys
@@ -29,6 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
     **{"new": {}, "keyed": {}, "rejects": {"max_errors": 100, "path": "wrong.csv"}},
     **{"parquet": {"path": "rows.parquet"}, "parquet keyed": {"path": "rows.parquet"}},
     **{"words": {"null": ["", "x"]}, "lines": {"add": {"line": "line"}}},  # half of the rows have the word
+    "json lines": {"path": "rows.jsonl"},
 }
 
 
@@ -54,6 +56,15 @@ def write_parquet(path: Path) -> None:
     )
     table = pa_csv.read_csv(path, parse_options=pa_csv.ParseOptions(newlines_in_values=True), convert_options=convert)
     parquet.write_table(table, path.with_suffix(".parquet"), compression="zstd")
+
+
+def write_json(path: Path) -> None:
+    """The rows of the CSV file as objects, a line each."""
+    with path.open(encoding="utf-8", newline="") as file, path.with_suffix(".jsonl").open("w", encoding="utf-8") as to:
+        for row in csv.DictReader(file):
+            numbers = "".join(f'"{name}": {row.pop(name)}, ' for name in ("id", "amount", "number", "share"))
+            texts = {name: text or None for name, text in row.items()} | {"ok": row["ok"] == "t"}
+            to.write(f"{{{numbers}{json.dumps(texts, ensure_ascii=False)[1:]}\n")
 
 
 def by_copy(conn: psycopg.Connection[Any], path: Path, case: str) -> None:
@@ -95,6 +106,7 @@ if __name__ == "__main__":
             with Path(root, name).open("w", encoding="utf-8", newline="") as file:
                 csv.writer(file, lineterminator="\n").writerows([TYPES, *rows(int(count)), *[["x"] * 10] * more])
         write_parquet(Path(root, "rows.csv"))
+        write_json(Path(root, "rows.csv"))
         with embedded.Server.start(Path(root, "server"), {"max_wal_size": "4GB"}) as server:
             for case in cases or CASES:
                 pairs = [[seconds(server.dsn, Path(root), case, who) for who in (0, 1)] for _ in range(int(rounds))]

@@ -17,7 +17,7 @@ from pyarrow import csv
 from dataloader.pipelines.binary_copy import encoded, takes_texts
 from dataloader.pipelines.parquet import widened
 
-_QUOTE, _END = b'"\n'
+_QUOTE, _END, _RETURN = b'"\n\r'
 # The types of which Arrow reads no other text than PostgreSQL.
 _TYPES = {"boolean": pa.bool_(), "date": pa.date32()}
 
@@ -46,11 +46,11 @@ def reader(
     """
     kinds = stored[: len(stored) - len(added) - lines]
     arrow = [*map(_type, kinds)]
-    if len(kinds) < 2 or None in arrow:  # a blank line is a row of one column
+    if len(kinds) < 2 or None in arrow:  # in one column a line may end the data
         return None
     doubtful = [word.encode() for word in (*others, *(f'"{word}"' for word in nulls), "\0", "\x1a")]
     names = [*map(str, range(len(kinds)))]
-    parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, ignore_empty_lines=False)
+    parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     convert = csv.ConvertOptions(
         column_types=dict(zip(names, arrow, strict=True)),
         **{"null_values": ["", *nulls], "strings_can_be_null": True, "quoted_strings_can_be_null": False},
@@ -66,14 +66,17 @@ def reader(
         data = np.frombuffer(b"\n" + text, np.uint8)
         quotes, ends = np.flatnonzero(data == _QUOTE), np.flatnonzero(data == _END)
         around = np.append(quotes[::2] - 1, quotes[1::2] + 1)  # by turns they open and close
-        if ends[-1] != len(text) or len(quotes) % 2 or not beside[data[around]].all():
+        is_between = np.searchsorted(quotes, ends) % 2 == 0
+        begins = data[ends[:-1][is_between[:-1]] + 1]  # of the records; a blank line is none
+        is_blank = (begins == _END).any() or (begins == _RETURN).any()
+        if ends[-1] != len(text) or is_blank or len(quotes) % 2 or not beside[data[around]].all():
             return None
         options = csv.ReadOptions(use_threads=False, block_size=len(text) + 1, column_names=names)
         try:
             [batch] = csv.read_csv(pa.BufferReader(text), options, parse, convert).to_batches()
         except (pa.ArrowException, ValueError):
             return None
-        numbers = line + 1 + np.flatnonzero(np.searchsorted(quotes, ends[:-1]) % 2 == 0) if lines else None
+        numbers = line + 1 + np.flatnonzero(is_between[:-1])
         binary = encoded(widened(batch.columns, batch.num_rows, added, [numbers] * lines), stored)
         return Copied(batch.num_rows, len(ends) - 1, binary) if binary else None
 

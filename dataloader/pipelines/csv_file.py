@@ -311,7 +311,7 @@ class CsvFile(FileSource):
                 is_open ^= more.count(b'"') & 1
             if not text or (len(text) > LONGEST_RECORD and not text.endswith(b"\n")):
                 break
-            is_odd = header in text or (b"\xef" in text and codecs.BOM_UTF8 in text)
+            is_odd = len(text) > 2 * _COPIED_CHUNK or header in text or (b"\xef" in text and codecs.BOM_UTF8 in text)
             if self._copied and not is_odd and (copied := self._copied(text, line)):
                 size = min(_COPIED_CHUNK, len(text) * most * 9 // (copied.records * 10))
                 copied = copied if copied.records <= most else None

@@ -173,6 +173,10 @@ def compared(seed: int, job: Load, rows: Rows, folder: Path, monkeypatch: pytest
     if chance.random() < 0.4:
         args |= chance.choice(OTHER_ARGS)
         args["types"] = {"id": "bigint"} if "columns" in args or "select" in args else args.get("types", {})
+    if chance.random() < 0.3:
+        args |= {"mode": "append"}
+        del args["key"]
+        make = make.replace(" PRIMARY KEY", "")
     args["batch_rows"] = chance.choice([1, 5, 20_000, 20_000])
     crash = {"crash_at": chance.randrange(1, 9)} if chance.random() < 0.2 else {}
     sizes = chance.choice([10, 100, 400, 2**16]), chance.choice([1, 300, 2**21]), chance.choice([0, 2**30])
@@ -281,3 +285,12 @@ def test_an_end_ends_the_thread_that_reads_ahead(context: Context, rows: Rows, l
     assert threads() == 1
     steps.close()
     assert threads() == 0
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("blank", ["{0}1,2{0}", "1,2{0}{0}3,4{0}", "1,2{0}{0}", "{0}", '"a{0}{0}",2{0}{0}1,2{0}'])
+def test_a_blank_line_is_no_record(blank: str, end: str) -> None:
+    read = arrow_block.reader(",", [], ["text", "text"], [], 0, [])
+    assert read
+    assert read(blank.format(end).encode(), 1) is None
+    assert read(f'"a{end}{end}",2{end}1,2{end}'.encode(), 1)

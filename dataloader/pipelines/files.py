@@ -386,7 +386,8 @@ FORMATS: dict[str, Callable[[Entry, Files, ExitStack], Source]] = {
 }
 SUFFIXES = {
     **dict.fromkeys((".csv", ".tsv", ".tab", ".txt", ".psv", ".dat", ".log", ".prn", ".asc", ""), "text"),
-    **{".json": "json", ".jsonl": "json", ".ndjson": "json", ".xlsx": "excel", ".xlsm": "excel"},
+    **dict.fromkeys((".json", ".jsonl", ".ndjson", ".geojson"), "json"),
+    **{".xlsx": "excel", ".xlsm": "excel"},
     **{".parquet": "parquet", ".pq": "parquet", ".orc": "orc"},
 }
 
@@ -685,7 +686,7 @@ class Shaped(Source):
         for argument, chosen in {"select": wanted.select or [], "types": wanted.types, "key": wanted.key}.items():
             if unknown := [name for name in chosen if name not in names and name not in wanted.add]:
                 has = visible(", ".join(names[:20]))
-                hint = "; is the delimiter right, and skip_rows?" if len(names) == 1 else hint
+                hint = "; is the delimiter right, and skip_rows?" if len(names) == 1 and not self._typed else hint
                 place = f"the columns of {self._entries[0].name}"
                 raise PermanentError(f"{argument}: {', '.join(unknown)} should be among {place}: {has}{hint}")
         if taken := [name for name in wanted.add if name in names]:

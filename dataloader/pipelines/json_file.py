@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 2**16
 _ARRAY = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\[")
 _MEMBER = re.compile(r'[ \t\r\n{,]*+("(?:[^"\\]|\\.)*+")[ \t\r\n]*+:[ \t\r\n]*+', re.DOTALL)  # its name and colon
-_BETWEEN = re.compile("[ \t\r\n,]*+")  # objects
+_BETWEEN = re.compile("[ \t\r\n,\x1e]*+")  # objects; RFC 7464 has the last one
 _NO_OBJECT = 'should be an object such as {"id": 1}, for a list or a single value has no names of columns'
+_MENDED = "; a JSON library should write the file, and max_errors rejects rows that are lines"
 _CUT = 16  # characters at the end of the text: the word or escape there may be cut
 
 
@@ -174,7 +175,8 @@ class JsonFile(TypedFile):
             while (end := self._text.find("\n", self._at)) < 0 and len(self._text) <= LONGEST_RECORD and self._read():
                 pass
             text = self._text[self._at : end] if end >= 0 else self._text[self._at :]
-            fault += f" in line {self._line + lines}" * (lines > 0) + "; is the file cut?" * ("Unterminated" in fault)
+            fault += f" in line {self._line + lines}" * (lines > 0)
+            fault += "; is the file cut?" if "Unterminated" in fault else _MENDED * fault.startswith("no valid")
             if len(text) > LONGEST_RECORD:
                 fault = f"an object of over {LONGEST_RECORD} characters; the rows should be lines or one array"
             if self._is_array or len(text) > LONGEST_RECORD:

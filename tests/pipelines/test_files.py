@@ -374,6 +374,7 @@ NEEDS_DICTIONARY = bytes.fromhex("28b52ffd2339a2bd490c61000069642c760a312c616263
         (b"id,a\n1,3. M\xc3\xa4rz 2026\n", {"types": {"a": "date"}, "date_format": "%d. %B %Y"}, ["English names"]),
         (b"id,a\n1,2026-01-05 10:00:00.1234567\n", {"types": {"a": "timestamp"}}, ["%f in date_format"]),
         (",".join(["id", *(f"c{n}" for n in range(100_000))]).encode(), {}, ["f.csv: 100001 columns", "select"]),
+        ("id,a\n1,Größe, schön und übel\n".replace(", ", " ").encode("cp850"), {}, ["line 2", "reads as cp850,"]),
         (b"id  a\n1\tx\n", {"widths": [3, 3]}, ["line 2: a tab", "blanks"]),
         (zipped({"mimetype": b"application/vnd.oasis.opendocument.spreadsheet"}), {}, ["of LibreOffice", ".xlsx"]),
         (b"<table><tr><td>1</td></tr></table>", {}, ["f.csv is XML", "save its table as .csv"]),

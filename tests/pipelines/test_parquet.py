@@ -202,6 +202,22 @@ def test_files_whose_types_differ_get_a_type_that_holds_all(job: Load, arrow: An
     assert rows("SELECT * FROM t ORDER BY id") == [tuple(given[at] for given in values.values()) for at in (0, 1)]
 
 
+def test_a_map_is_an_object_of_json_where_its_keys_can_be_names(
+    load: Load, arrow: Any, written: Callable[..., None], rows: Rows
+) -> None:
+    names, times = (arrow.map_(key, arrow.int32()) for key in (arrow.string(), arrow.date32()))
+    inner = arrow.array([{"m": [("x", 1)]}], arrow.struct([("m", names)]))
+    written(id=[1], m=arrow.array([[("a", 1)]], names), s=inner, d=arrow.array([[(date(2026, 1, 5), 1)]], times))
+    assert load().error is None
+    assert rows("SELECT m, s, d FROM t") == [({"a": 1}, {"m": {"x": 1}}, [["2026-01-05", 1]])]
+
+
+def test_an_interval_of_parquet_which_pyarrow_gives_as_bytes_is_refused(load: Load, tmp_path: Path) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    duckdb.sql(f"COPY (SELECT 1 AS id, INTERVAL 1 MONTH AS of) TO '{tmp_path / 'f.parquet'}' (FORMAT parquet)")
+    fails_for_good(load(), "f.parquet: pyarrow gives of, an INTERVAL, as bytes; write it as a text, or leave it out")
+
+
 def test_a_type_that_pyarrow_does_not_read_is_no_damage(load: Load, tmp_path: Path) -> None:
     polars = pytest.importorskip("polars")
     polars.DataFrame({"id": [1], "n": polars.Series([2**100], dtype=polars.Int128)}).write_parquet(

@@ -254,8 +254,8 @@ def entries(wanted: Files, context: Context, stack: ExitStack) -> list[Entry]:
     else:
         alone = Entry(context.data_dir, wanted.path, None, _partition(os.path.realpath(base), root))
         return _members(alone, wanted, stack)
-    # Programs mark what is no data by the first character: _SUCCESS, .part-0.crc, .DS_Store.
-    names = [os.path.join(base, name) for name in sorted(found) if not re.search(r"(?:^|/)[._]", name)]
+    # Programs mark what is no data by the first characters: _SUCCESS, .part-0.crc, ~$ of an open workbook.
+    names = [os.path.join(base, name) for name in sorted(found) if not re.search(r"(?:^|/)(?:[._]|~\$)", name)]
     paths = [*dict.fromkeys(map(os.path.realpath, names))]  # a link and its file are one
     if not all(Path(path).is_relative_to(root) for path in paths):
         raise PermanentError(f"path: {wanted.path} should be below the data folder")
@@ -634,6 +634,8 @@ class Shaped(Source):
         if at < len(self._versions):
             source.version = self._versions[at]
             source.require_unchanged()
+        if source.is_typed and not source.columns:  # a page of an API without rows
+            return source, []
         names = named(source.names, self.wanted, lambda reason: source.error(source.header_line, reason))
         if source.is_typed:
             types = self.columns | self.wanted.types | self.existing
@@ -654,6 +656,15 @@ class Shaped(Source):
                     for name, type_ in zip(names, source.columns.values(), strict=True):
                         kinds = [kind for kind in (given.get(name, UNSEEN), type_) if kind is not UNSEEN]
                         given[name] = common_type({*kinds})
+            self._versions.append(source.version)
+            member = entry.archive.getinfo(entry.member or "") if entry.archive else None
+            self._begins.append(member.header_offset if member else 0)
+            self._sizes.append(member.compress_size if member else source.size)
+            self.size += self._sizes[-1]
+            self.dialect = dict(source.dialect) | self.dialect
+            self.delimiter = source.delimiter if at == 0 else self.delimiter
+            if not names:
+                continue
             names += [name for name in entry.partition if name not in names]
             if headers and wanted.schema_change == "refuse" and (others := set(names) ^ set(headers[0])):
                 differ = ", ".join(sorted(others)[:5])
@@ -662,13 +673,8 @@ class Shaped(Source):
                 remedy = f'schema_change "add" takes the columns of all, and {chosen}'
                 raise PermanentError(f"{entries[0].name} and {entry.name} {reason}; {remedy}")
             headers.append(names)
-            self._versions.append(source.version)
-            member = entry.archive.getinfo(entry.member or "") if entry.archive else None
-            self._begins.append(member.header_offset if member else 0)
-            self._sizes.append(member.compress_size if member else source.size)
-            self.size += self._sizes[-1]
-            self.dialect = dict(source.dialect) | self.dialect
-            self.delimiter = source.delimiter if at == 0 else self.delimiter
+        if not headers:
+            raise PermanentError(f"{wanted.path}: has no objects, so no columns: name these in `types`")
         versions = [[entry.name, version] for entry, version in zip(entries, self._versions, strict=True)]
         self.version = ["files", hashlib.sha256(json.dumps(versions).encode()).hexdigest()]
         names = list(dict.fromkeys(name for header in headers for name in header))

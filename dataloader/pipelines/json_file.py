@@ -82,8 +82,6 @@ class JsonFile(TypedFile):
         self.columns = dict.fromkeys(wanted.columns, "text") | self._columns(sample, wanted.null)
         known = named(self.names, wanted, partial(self.error, 1)) if self.columns else []
         self.columns |= dict.fromkeys((name for name in wanted.types if name not in [*known, *wanted.add]), "text")
-        if not self.columns:
-            raise PermanentError(f"{path}: has no objects, so no columns: name these in `types`")
         if self.bytes_read < PART_BYTES:
             self.total = self._count
 

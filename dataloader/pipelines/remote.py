@@ -151,7 +151,7 @@ def _chosen(system: Any, root: str, inner: str) -> list[Any]:
     files = []
     for each in system.get_file_info(selector):
         name = each.path[len(base) + 1 :]
-        if each.type == FileType.File and fnmatchcase(name, pattern) and not re.search(r"(?:^|/)[._]", name):
+        if each.type == FileType.File and fnmatchcase(name, pattern) and not re.search(r"(?:^|/)(?:[._]|~\$)", name):
             files.append(each)
     return sorted(files, key=lambda each: each.path)
 

@@ -433,6 +433,7 @@ def folder(tmp_path: Path, **contents: str) -> None:
 
 
 def test_files_of_a_folder_are_one_load(run: Run, rows: Rows, tmp_path: Path) -> None:
+    folder(tmp_path, **{"~$a.xlsx": "\5user"})
     folder(
         tmp_path, a_csv="id,x\n1,a\n2,b\n", b_csv="x;id\nc;3\n", sub__c_csv="x,id\nd,4\n", _SUCCESS="", **{".hid": "?"}
     )

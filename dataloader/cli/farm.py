@@ -96,7 +96,7 @@ def top(reached: Reached, every: float, once: bool) -> None:
         reached.print_json({"overview": farm.overview(), "workers": farm.workers()})
         return
     if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
-        screen.show(_picture(farm))
+        screen.show(_picture(farm, reached.zone))
         return
     drawn: Any = Text(f"asking {farm.url}")
     with (
@@ -107,20 +107,20 @@ def top(reached: Reached, every: float, once: bool) -> None:
         key = ""
         while key not in ("q", "Q", "\x03", "\x04"):
             try:
-                drawn = _picture(farm)
+                drawn = _picture(farm, reached.zone)
             except Unavailable as e:
-                text = f"{datetime.now(UTC):%H:%M:%S}Z {screen.plain(str(e))}; trying again"
+                text = f"{screen.clock(datetime.now(UTC), reached.zone)} {screen.plain(str(e))}; trying again"
                 rest = drawn.renderables[1:] if isinstance(drawn, Group) else ()
                 drawn = Group(Text(text, style="red"), *rest)
             live.update(drawn, refresh=True)
             key = pressed(every)
 
 
-def _picture(farm: Farm) -> Group:
+def _picture(farm: Farm, zone: tzinfo) -> Group:
     overview, workers = farm.overview(), farm.workers()
     blank = Text("")
     return Group(
-        Text(f"{overview.at:%H:%M:%S}Z", style="bold"),
+        Text(screen.clock(overview.at, zone), style="bold"),
         blank,
         queue_table(overview),
         blank,

@@ -13,14 +13,8 @@ import pytest
 from hands import Conn, Worker, Workers, expire, many, plain, quietly, started, state, step, until, value, waits
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from dataloader import config
 from dataloader.farm.runner import Runner
@@ -508,7 +502,7 @@ class LimitedFarm(RuleBasedStateMachine):
 @pytest.mark.long
 def test_random_steps(dsn: str, conn: Conn) -> None:
     LimitedFarm.dsn, LimitedFarm.conn = dsn, conn
-    run_state_machine_as_test(LimitedFarm, settings=settings(max_examples=12, stateful_step_count=30))
+    run_machine(LimitedFarm, settings=settings(max_examples=12, stateful_step_count=30))
 
 
 EIGHT_NAMES = "ARRAY(SELECT 'l' || i || '-' || j FROM generate_series(1, 8) j)"

@@ -13,14 +13,8 @@ from foreign import Foreign
 from hands import Worker, enqueue, expire, keys_held, quietly, value
 from hypothesis import seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import run_state_machine_as_test as run
 from judge import illegal
 
 from dataloader.queue import db, lifecycle
@@ -409,13 +403,11 @@ def calm(**more: Any) -> settings:
 @pytest.mark.long
 def test_the_farm_does_what_the_model_says(hands: Hands) -> None:
     chosen = calm(derandomize=True, max_examples=80, stateful_step_count=40)
-    run_state_machine_as_test(lambda: Farm(hands), settings=chosen)
+    run(lambda: Farm(hands), settings=chosen)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("number", range(3))
 def test_the_farm_does_what_the_model_says_at_length(hands: Hands, number: int) -> None:
-    run_state_machine_as_test(
-        seed(number)(lambda: Farm(hands)), settings=calm(max_examples=400, stateful_step_count=80)
-    )
+    run(seed(number)(lambda: Farm(hands)), settings=calm(max_examples=400, stateful_step_count=80))

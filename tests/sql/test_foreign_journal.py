@@ -38,14 +38,23 @@ def test_a_plain_life_is_told_from_its_insert_to_its_end(conn: Conn, foreign: Fo
     ]
 
 
-@pytest.mark.parametrize("end", ["failed", "canceled", "lost"])
-def test_every_end_has_its_kind(conn: Conn, end: str) -> None:
-    job_id = plain(conn)
-    change(conn, job_id, end)
-    change(conn, job_id, end)
-    assert kinds(conn, job_id) == ["queued", end]
+@pytest.mark.parametrize(
+    ("end", "kind"), [("succeeded", "done"), *((end, end) for end in ("failed", "canceled", "lost"))]
+)
+def test_every_end_has_its_kind_and_what_is_put_back_a_fresh_budget(
+    conn: Conn, worker: Worker, end: str, kind: str
+) -> None:
+    job_id = plain(conn, attempt=3, max_attempts=3)
+    for _ in range(2):
+        ended = "UPDATE dl_jobs SET status = %s, cancel_requested = %s, finished_at = now()"
+        conn.execute(ended, (end, end == "canceled"))
+    assert kinds(conn, job_id) == ["queued", kind]
     change(conn, job_id, "queued")
-    assert kinds(conn, job_id) == ["queued", end, "requeue"]
+    assert kinds(conn, job_id) == ["queued", kind, "requeue"]
+    assert row(conn, job_id)["finished_at"] is None
+    job = worker.take()
+    assert (job.job_id, job.attempt) == (job_id, 1)
+    assert worker.finish(job) == "succeeded"
 
 
 def test_a_foreign_reaper_that_takes_our_job_is_told_and_we_are_not_twice(conn: Conn, workers: Workers) -> None:
@@ -59,16 +68,6 @@ def test_a_foreign_reaper_that_takes_our_job_is_told_and_we_are_not_twice(conn: 
     second.finish(second.take())
     assert kinds(conn, job_id) == ["queued", "picked", "requeue", "picked", "done"]
     assert journal(conn, job_id)[2][1]["by"] == "another service"
-
-
-@pytest.mark.parametrize("end", ["failed", "canceled", "lost", "succeeded"])
-def test_a_finished_job_that_is_put_back_runs_with_a_fresh_budget(conn: Conn, worker: Worker, end: str) -> None:
-    job_id = plain(conn, status=end, attempt=3, max_attempts=3, cancel_requested=end == "canceled", finished_at="now")
-    change(conn, job_id, "queued")
-    assert row(conn, job_id)["finished_at"] is None
-    job = worker.take()
-    assert (job.job_id, job.attempt) == (job_id, 1)
-    assert worker.finish(job) == "succeeded"
 
 
 def test_what_putting_back_sets_itself_stands(conn: Conn, worker: Worker) -> None:

@@ -33,7 +33,7 @@ def everything(conn: Conn) -> tuple[list[Any], list[Any]]:
     return jobs, conn.execute("SELECT dl_job_events::text FROM dl_job_events ORDER BY event_id").fetchall()
 
 
-def test_a_beat_renews_the_lease_and_stores_progress(conn: Conn, worker: Worker) -> None:
+def test_a_beat_renews_the_lease_and_stores_news_and_may_stay_out_of_the_journal(conn: Conn, worker: Worker) -> None:
     job = worker.start_new(lease_ttl_sec=33)
     expire(conn, job.job_id)
     before = row(conn, job.job_id)
@@ -43,14 +43,10 @@ def test_a_beat_renews_the_lease_and_stores_progress(conn: Conn, worker: Worker)
     assert (after["lease_expires_at"] - after["heartbeat_at"]).total_seconds() == 33
     assert after["progress"] == {"processed": 5}
     assert journal(conn, job.job_id)[-1] == ("heartbeat", {"attempt": 1, "progress": {"processed": 5}})
-
-
-def test_a_beat_without_news_keeps_the_progress_and_may_stay_out_of_the_journal(conn: Conn, worker: Worker) -> None:
-    job = worker.start_new()
-    lifecycle.beat(worker.conn, [job], '{"processed": 5}', False)
-    lifecycle.beat(worker.conn, [job], None, False)
-    assert row(conn, job.job_id)["progress"] == {"processed": 5}
-    assert kinds(conn, job.job_id) == ["queued", "picked"]
+    for news in ('{"processed": 6}', None):
+        lifecycle.beat(worker.conn, [job], news, False)
+        assert row(conn, job.job_id)["progress"] == {"processed": 6}
+    assert kinds(conn, job.job_id) == ["queued", "picked", "heartbeat"]
 
 
 def test_the_keeper_renews_the_lease_but_is_no_heartbeat(conn: Conn, worker: Worker) -> None:

@@ -93,17 +93,15 @@ def test_by_lag_a_head_counts_where_its_queue_is_the_first_one(conn: Conn, worke
     assert ids(found) == ([late] if is_first else [early, late])
 
 
-def test_by_lag_a_head_is_not_that_of_the_queue_in_its_place(conn: Conn, worker: Worker) -> None:
+@pytest.mark.parametrize("by_lag", [True, False])
+def test_a_head_is_not_that_of_the_queue_in_its_place(conn: Conn, worker: Worker, by_lag: bool) -> None:
+    """By lag another queue is the first one; else the first one is paused."""
     early, late = plain(conn, queue="b", priority=5), plain(conn, queue="b", priority=60)
     conn.execute("UPDATE dl_jobs SET created_at = now() - interval '1 min', available_at = now() - interval '1 min'")
     plain(conn, queue="a", priority=60)
-    assert ids(claim(worker, "a", "b", by_lag=True, head=Head(50))) == [early, late]
-
-
-def test_a_head_of_a_paused_queue_is_not_that_of_the_next(conn: Conn, worker: Worker) -> None:
-    operations.pause(conn, "a", "test")
-    early, late = plain(conn, queue="b", priority=5), plain(conn, queue="b", priority=60)
-    assert ids(claim(worker, "a", "b", head=Head(50))) == [early, late]
+    if not by_lag:
+        operations.pause(conn, "a", "test")
+    assert ids(claim(worker, "a", "b", by_lag=by_lag, head=Head(50))) == [early, late]
 
 
 def test_the_batch_and_the_order_are_those_of_the_jobs_queue(conn: Conn, worker: Worker) -> None:

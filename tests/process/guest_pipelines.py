@@ -33,22 +33,18 @@ def tells_its_process(args: dict[str, Any]) -> dict[str, Any]:
     return {"pid": os.getpid(), "folder": os.getcwd(), "variables": len(os.environ)}
 
 
-@register("child_returns")
-def child_returns(args: dict[str, Any], context: Context) -> str:
-    return _forked(lambda: None)
-
-
-@register("child_raises")
-def child_raises(args: dict[str, Any], context: Context) -> str:
-    def fail() -> None:
-        raise ValueError("of the child")
-
-    return _forked(fail)
-
-
-@register("child_exits")
-def child_exits(args: dict[str, Any], context: Context) -> str:
-    return _forked(lambda: sys.exit(args.get("status", 0)))
+@register("child_ends")
+def child_ends(args: dict[str, Any], context: Context) -> str | None:
+    """A child that returns, raises or exits, as `how` says; the parent goes on for a while."""
+    if (pid := os.fork()) == 0:
+        if args["how"] == "raises":
+            raise ValueError("of the child")
+        if args["how"] == "exits":
+            sys.exit(0)
+        return None
+    _status(pid)
+    time.sleep(0.3)
+    return "parent"
 
 
 @register("child_yields")
@@ -115,22 +111,22 @@ def child_uses_the_context(args: dict[str, Any], context: Context) -> dict[str, 
         "checkpoint": lambda: context.checkpoint,
     }
     time.sleep(0.02)  # a check looks at the deadlines that often
-    told = _told_by_child(lambda: {name: _error_of(call) for name, call in calls.items()})
+    outcomes = _of_child(lambda: {name: _error_of(call) for name, call in calls.items()})
     time.sleep(0.3)
     context.check()
-    return told
+    return outcomes
 
 
-@register("child_tells_of_itself")
-def child_tells_of_itself(args: dict[str, Any], context: Context) -> dict[str, Any]:
+@register("child_describes_itself")
+def child_describes_itself(args: dict[str, Any], context: Context) -> dict[str, Any]:
     """The signals, the mask, the wake-up descriptor and the title of a forked child."""
 
-    def tell() -> dict[str, Any]:
+    def describe() -> dict[str, Any]:
         handled = [n.name for n in signal.valid_signals() if isinstance(n, signal.Signals) and _is_ours(n)]
         mask = [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())]
         return {"handled": sorted(handled), "mask": mask, "wakeup": signal.set_wakeup_fd(-1), "title": getproctitle()}
 
-    return _told_by_child(tell)
+    return _of_child(describe)
 
 
 def _is_ours(number: signal.Signals) -> bool:
@@ -166,28 +162,20 @@ def terminates_a_child(args: dict[str, Any]) -> int | None:
     return child.exitcode
 
 
-def _forked(child: Callable[[], Any]) -> Any:
-    """Let a child end as it likes; the parent goes on for a while."""
-    if (pid := os.fork()) == 0:
-        return child()
-    _status(pid)
-    time.sleep(0.3)
-    return "parent"
-
-
 def _status(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _told_by_child(tell: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _of_child(facts: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The facts as a forked child sees them."""
     read, write = multiprocessing.Pipe(duplex=False)
     if pid := os.fork():
         write.close()
-        told = read.recv()
+        sent = read.recv()
         read.close()
         _status(pid)
-        return dict(told)
-    write.send(tell())
+        return dict(sent)
+    write.send(facts())
     os._exit(0)
 
 
@@ -302,11 +290,6 @@ def adds_each_time(args: dict[str, Any]) -> int:
     else:
         os.environ[f"VARIABLE_{time.monotonic_ns()}"] = "1"
     return os.getpid()
-
-
-@register("leaves_an_alarm")
-def leaves_an_alarm(args: dict[str, Any]) -> None:
-    _alarm()
 
 
 @register("leaves_a_watchdog")
@@ -427,10 +410,10 @@ GUESTS: dict[str, Callable[[], int]] = {
 @register("guest")
 def guest(args: dict[str, Any], context: Context) -> int:
     """Compute 30 with a library; go on until the run is ended where `goes_on`."""
-    found = GUESTS[args["name"]]()
+    number = GUESTS[args["name"]]()
     while args.get("goes_on"):
-        context.progress({"found": found})
+        context.progress({"number": number})
         context.check()
-        found = GUESTS[args["name"]]()
+        number = GUESTS[args["name"]]()
         time.sleep(0.01)
-    return found
+    return number

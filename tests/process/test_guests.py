@@ -30,17 +30,15 @@ def ready(farm: Farm, workers: int = 1, modules: str = MODULES, **settings: Any)
 
 def result(farm: Farm, task: str, **args: Any) -> Any:
     job = farm.enqueue(task, args=args)
-    assert farm.wait(job, "succeeded")["attempt"] == 1, farm.journal(job)
+    farm.succeeds(job)
     return farm.result(job)
 
 
-@pytest.mark.parametrize(
-    "task",
-    ["child_returns", "child_raises", "child_exits", "child_yields", "child_awaits", "child_in_a_transaction"],
-)
-def test_only_the_process_that_claimed_a_job_writes_its_end(farm: Farm, task: str) -> None:
+@pytest.mark.parametrize("how", ["returns", "raises", "exits", "yields", "awaits", "in_a_transaction"])
+def test_only_the_process_that_claimed_a_job_writes_its_end(farm: Farm, how: str) -> None:
     program = ready(farm)
-    job = farm.enqueue(task, max_attempts=1)
+    task = "child_ends" if how in ("returns", "raises", "exits") else f"child_{how}"
+    job = farm.enqueue(task, args={"how": how}, max_attempts=1)
     until(lambda: farm.story(job)[2:], "its first end")
     assert farm.job(job)["status"] == "succeeded", farm.journal(job)
     assert farm.result(job) == "parent"
@@ -55,9 +53,9 @@ def test_only_the_process_that_claimed_a_job_writes_its_end(farm: Farm, task: st
 
 def test_a_child_of_a_run_is_a_plain_process(farm: Farm) -> None:
     program = ready(farm)
-    told = result(farm, "child_tells_of_itself")
-    assert (told["handled"], told["mask"], told["wakeup"]) == ([], [], -1)
-    assert "worker" not in told["title"]
+    child = result(farm, "child_describes_itself")
+    assert (child["handled"], child["mask"], child["wakeup"]) == ([], [], -1)
+    assert "worker" not in child["title"]
     assert result(farm, "terminates_a_child") == -15
     assert farm.wait(farm.enqueue("child_in_async_generator"), "succeeded")["progress"] == {"is_child": False}
     assert result(farm, "child_logs", times=30) == "parent"
@@ -76,9 +74,9 @@ def test_a_child_of_a_run_has_no_claim(farm: Farm) -> None:
     job = farm.enqueue("child_uses_the_context", max_attempts=1)
     until(lambda: farm.story(job)[2:], "its first end")
     assert farm.job(job)["status"] == "succeeded", farm.journal(job)
-    told = farm.result(job)
-    assert len(told) == 7
-    assert {re.match(r"RuntimeError: .* forked", text) is not None for text in told.values()} == {True}, told
+    outcomes = farm.result(job)
+    assert len(outcomes) == 7
+    assert {re.match(r"RuntimeError: .* forked", text) is not None for text in outcomes.values()} == {True}, outcomes
 
 
 def test_a_worker_that_a_run_has_changed_is_replaced(farm: Farm) -> None:
@@ -105,9 +103,8 @@ def test_no_run_of_a_claim_works_in_what_another_has_changed(farm: Farm) -> None
         farm.enqueue("changes", args={"what": what})
         after.append(farm.enqueue("tells_its_process"))
     program = ready(farm, workers_json='[{"queue": "q", "concurrency": 1, "prefetch": 50}]')
-    for job in after:
-        assert farm.wait(job, "succeeded")["attempt"] == 1, farm.journal(job)
-    assert len({(told["folder"], told["variables"]) for told in map(farm.result, after)}) == 1
+    farm.succeeds(*after)
+    assert len({(seen["folder"], seen["variables"]) for seen in map(farm.result, after)}) == 1
     assert len(program.logged("worker.changed", len(CHANGES))) == len(CHANGES)
 
 
@@ -132,13 +129,10 @@ def test_a_child_that_sudo_has_given_to_another_user_costs_no_end_of_a_run() -> 
     assert (done.stdout, done.stderr) == ("user children\n", "")
 
 
-@pytest.mark.parametrize("task", ["leaves_an_alarm", "leaves_a_watchdog"])
-def test_what_a_run_leaves_to_end_its_process_does_not_hurt_the_next(farm: Farm, task: str) -> None:
+@pytest.mark.parametrize(("task", "what"), [("changes", "alarm"), ("leaves_a_watchdog", "")])
+def test_what_a_run_leaves_to_end_its_process_does_not_hurt_the_next(farm: Farm, task: str, what: str) -> None:
     ready(farm)
-    alarmed = farm.enqueue(task)
-    after = farm.enqueue("outlasts_an_alarm", max_attempts=1)
-    assert farm.wait(alarmed, "succeeded")["attempt"] == 1
-    assert farm.wait(after, "succeeded", "lost")["status"] == "succeeded"
+    farm.succeeds(farm.enqueue(task, args={"what": what}), farm.enqueue("outlasts_an_alarm", max_attempts=1))
 
 
 def test_what_a_library_leaves_at_its_first_use_is_no_difference(farm: Farm) -> None:
@@ -168,26 +162,25 @@ def test_a_task_that_replaces_its_workers_is_shown(farm: Farm) -> None:
 def test_what_exits_in_a_callback_neither_ends_the_worker_nor_hides_the_error(farm: Farm) -> None:
     program = ready(farm)
     (worker,) = program.workers()
-    said = {}
-    for task in ("exits_when_exhausted", "exits_in_retry_in", "rude_error", "error_with_a_note"):
-        job = farm.enqueue(task, max_attempts=2 if task == "exits_in_retry_in" else 1)
-        until(lambda job=job: farm.story(job)[2:], "its first end")
-        said[task] = farm.job(job)["error"].partition("\n")[0]
-    assert said == {
+    errors = {
         "exits_when_exhausted": "ValueError: the pipeline's own",
         "exits_in_retry_in": "ValueError: the pipeline's own",
         "rude_error": "guest_pipelines.Rude: <exception str() failed>",
         "error_with_a_note": "ValueError: amount is negative: -5",
     }
+    for task, error in errors.items():
+        job = farm.enqueue(task, max_attempts=2 if task == "exits_in_retry_in" else 1)
+        until(lambda job=job: farm.story(job)[2:], "its first end")
+        assert farm.job(job)["error"].partition("\n")[0] == error
     assert result(farm, "resource_exits") == "resource"
     assert result(farm, "tells_its_process")["pid"] == worker.pid
 
 
 def test_a_pool_that_a_module_makes_at_its_import_serves_all_runs(farm: Farm) -> None:
     program = ready(farm, modules=f"{MODULES},pool_pipelines")
-    found = [result(farm, "pool_of_the_module") for _ in range(4)]
-    assert [each[:2] for each in found] == [[30, 0]] * 4
-    assert len({each[2] for each in found}) == 1
+    results = [result(farm, "pool_of_the_module") for _ in range(4)]
+    assert [each[:2] for each in results] == [[30, 0]] * 4
+    assert len({each[2] for each in results}) == 1
     assert program.stop() == 0
 
 
@@ -207,7 +200,7 @@ def visit(farm: Farm, names: Sequence[str], times: int) -> None:
             operations.change(farm.conn, "cancel", [job], "test")
         for job in jobs["kill"]:
             until(lambda job=job: farm.job(job)["progress"], "its progress", patience=900)
-            psutil.Process(worker_of(farm, job)).kill()
+            farm.worker(job).kill()
         for how, status in ENDS.items():
             for job in jobs[how]:
                 ended = farm.wait(job, "succeeded", "failed", "canceled", "lost", patience=900)
@@ -221,11 +214,6 @@ def visit(farm: Farm, names: Sequence[str], times: int) -> None:
 def of_guest(farm: Farm, name: str, how: str) -> UUID:
     more = {"timeout_sec": 1} if how == "timeout" else {}
     return farm.enqueue("guest", args={"name": name, "goes_on": how != "done"}, max_attempts=1, **more)
-
-
-def worker_of(farm: Farm, job: UUID) -> int:
-    ((claimed_by,),) = farm.rows("SELECT claimed_by FROM dl_jobs WHERE job_id = %s", job)
-    return int(claimed_by.split(":")[-2])
 
 
 def is_farms(process: psutil.Process) -> bool:
@@ -273,26 +261,17 @@ def warmed(farm: Farm, notes: Notes, workers: int = 1, **settings: Any) -> Any:
     return farm.ready(workers=workers, dl_pipelines="warm_pipelines", notes=notes.path, **settings)
 
 
-def test_a_resource_is_prepared_once_for_all_jobs_of_its_key(farm: Farm, notes: Notes) -> None:
+def test_a_resource_is_prepared_once_for_its_key_and_the_least_recently_used_one_makes_room(
+    farm: Farm, notes: Notes
+) -> None:
+    """Nothing stays warm without a key."""
     program = warmed(farm, notes)
-    jobs = [farm.enqueue("ask", affinity_key="a") for _ in range(3)]
-    for job in jobs:
-        assert farm.wait(job, "succeeded")["progress"] == {"model": "model a"}
+    for key in (None, "a", "b", "a", "c"):
+        farm.succeeds(farm.enqueue("ask", affinity_key=key))
+    assert notes()[:3] == ["load None", "ask None", "release None"]
+    assert notes()[3:] == ["load a", "ask a", "load b", "ask b", "ask a", "release b", "load c", "ask c"]
     assert program.stop() == 0
-    assert notes() == ["load a", "ask a", "ask a", "ask a", "release a"]
-
-
-def test_the_least_recently_used_resource_makes_room(farm: Farm, notes: Notes) -> None:
-    warmed(farm, notes)
-    for key in "abac":
-        farm.wait(farm.enqueue("ask", affinity_key=key), "succeeded")
-    assert notes() == ["load a", "ask a", "load b", "ask b", "ask a", "release b", "load c", "ask c"]
-
-
-def test_a_job_without_a_key_keeps_nothing_warm(farm: Farm, notes: Notes) -> None:
-    warmed(farm, notes)
-    farm.wait(farm.enqueue("ask"), "succeeded")
-    assert notes() == ["load None", "ask None", "release None"]
+    assert sorted(notes()[11:]) == ["release a", "release c"]
 
 
 @pytest.mark.parametrize(
@@ -314,8 +293,7 @@ def test_which_runs_cost_the_resource(farm: Farm, notes: Notes, how: dict[str, A
 def test_what_is_prepared_has_a_time_of_its_own(farm: Farm, notes: Notes) -> None:
     """Longer than `timeout_sec` of the run, which begins behind it; `prepare_sec` bounds it."""
     warmed(farm, notes)
-    slow = farm.enqueue("ask", affinity_key="a", args={"load_sec": 1.5}, timeout_sec=1)
-    assert farm.wait(slow, "succeeded")["attempt"] == 1
+    farm.succeeds(farm.enqueue("ask", affinity_key="a", args={"load_sec": 1.5}, timeout_sec=1))
     late = farm.enqueue("impatient", affinity_key="b", args={"load_sec": 60}, max_attempts=1)
     assert farm.wait(late, "failed")["error"] == "timeout: prepare took more than 0.5 s"
     assert "load b" not in notes()

@@ -1,7 +1,6 @@
 """`python -m bench` for real, tiny: each figure measures, and the bench leaves nothing behind."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from farming import CHECKOUT, until
-
-from dataloader.config import Settings
+from farming import CHECKOUT, environment, until
 
 pytestmark = pytest.mark.long
 
@@ -32,12 +29,10 @@ LINES = [
 
 def started(folder: Path, dsn: str, *arguments: str) -> subprocess.Popen[str]:
     """A bench without anybody's settings."""
-    ours = {name.upper() for name in Settings.model_fields} - {"DL_PG_BIN"}
-    environment = {name: value for name, value in os.environ.items() if name not in ours}
-    environment |= {"DL_HOME": str(folder), "DL_DB_DSN": dsn}
+    given = environment() | {"DL_HOME": str(folder), "DL_DB_DSN": dsn}
     command = [sys.executable, "-m", "bench", *arguments]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=environment, cwd=CHECKOUT, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen(command, env=given, cwd=CHECKOUT, stdout=pipe, stderr=pipe, text=True)
 
 
 def left_behind(dsn: str, folder: Path) -> list[Any]:

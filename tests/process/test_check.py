@@ -376,10 +376,7 @@ def test_the_farms_of_other_hosts_count_against_the_limits(check: Check, own_db:
         # 20 farms of 50 workers: each two sessions, a keeper and a successor; this machine's as by its settings.
         assert (about, what.startswith("all 21 farms may need 2075 sessions")) == ("fleet", True)
         assert "raise max_connections by" in advice
-        assert idle[:2] == (
-            "listeners",
-            "all farms have 1001 workers; idle ones cost each trigger 40 ms of CPU",
-        )
+        assert idle[:2] == ("listeners", "all farms have 1001 workers; idle ones cost each trigger 40 ms of CPU")
         conn.execute("UPDATE dl_workers SET seen_at = now() - interval '1 min'")
         assert check(dl_db_dsn=own_db).of("warning") == []
 

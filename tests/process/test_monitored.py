@@ -74,7 +74,7 @@ class Prometheus:
 @pytest.fixture
 def prometheus(farm: Farm, tmp_path: Path) -> Iterator[Prometheus]:
     port = free_port()
-    farm.start("api", app_host="127.0.0.1", app_port=port)
+    farm.start("api", app_port=port)
     farm.start("reaper")
     farm.ready(workers=2)
     (tmp_path / "monitor").mkdir()

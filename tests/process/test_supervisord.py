@@ -14,14 +14,13 @@ from uuid import UUID
 
 import psutil
 import pytest
-from farming import Farm, call, free_port, until
+from farming import Farm, answers, call, environment, free_port, until
 
 from dataloader.config import Settings
 from dataloader.farm.supervisor import KEEPER_STOP_SEC
 
 CONF = Path(__file__).parents[2] / "supervisor.conf"
 PROGRAMS = ("workers", "reaper", "api")
-OURS = ("DL_", "PG_", "APP_", "WORKERS_JSON", "TEST_DATABASE_URL")
 GRACEFUL_TIMEOUT = 30  # seconds, of `dataloader api`
 WORKERS = 2
 
@@ -35,14 +34,13 @@ class Supervisord:
         shutil.copy(CONF, folder)
         settings |= {"app_host": "127.0.0.1", "app_port": self.port, "dl_home": folder}
         (folder / ".env").write_text("".join(f"{key.upper()}='{value}'\n" for key, value in settings.items()))
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith(OURS)}
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         with (folder / "log").open("wb") as log:
             self.keeps_log = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=log)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "supervisor.supervisord", "-c", "supervisor.conf"],
             cwd=folder,
-            env=inherited | {"PATH": path},
+            env=environment() | {"PATH": path},
             stdin=subprocess.DEVNULL,
             stdout=self.keeps_log.stdin,
             stderr=subprocess.STDOUT,
@@ -76,12 +74,9 @@ class Supervisord:
         """Supervisord and all that it has started, orphans included: they keep their working directory."""
         return [process for process in psutil.process_iter() if cwd_of(process) == str(self.folder)]
 
-    def is_healthy(self) -> bool:
-        """True when the API answers; `RUNNING` only says that it has not ended."""
-        try:
-            return call(self.port, "/health") == {"status": "healthy"}
-        except OSError:
-            return False
+    def wait_healthy(self) -> None:
+        """Wait until the API answers; `RUNNING` only says that it has not ended."""
+        until(lambda: answers(self.port), "the API to answer")
 
     def close(self) -> None:
         for process in self.family():
@@ -124,10 +119,10 @@ def test_i10_a_restart_under_load_loses_nothing_and_a_shutdown_leaves_nothing(
     supervisord: Supervisord, farm: Farm
 ) -> None:
     supervisord.wait_running()
-    until(supervisord.is_healthy, "the API to answer")
+    supervisord.wait_healthy()
     new = {"queue": "q", "task": "noop", "lock_key": "first"}
     first = UUID(call(supervisord.port, "/api/v1/jobs/trigger", new)["job_id"])
-    assert farm.wait(first, "succeeded")["attempt"] == 1
+    farm.succeeds(first)
 
     ends_in_time = farm.enqueue("noop", args={"sleep1": 1.5})
     is_handed_back = farm.enqueue("noop", args={"sleep1": 9})  # more than DL_DRAIN_SEC
@@ -139,11 +134,10 @@ def test_i10_a_restart_under_load_loses_nothing_and_a_shutdown_leaves_nothing(
     assert restarted.returncode == 0, restarted.stdout
     assert not [process for process in before if cwd_of(process)], "none of the old programs is left"
     supervisord.wait_running()
-    assert farm.wait(ends_in_time, "succeeded")["attempt"] == 1
+    farm.succeeds(ends_in_time, is_handed_back)
     assert farm.story(ends_in_time) == ["queued", "picked", "done"]
-    assert farm.wait(is_handed_back, "succeeded")["attempt"] == 1
     assert farm.story(is_handed_back) == ["queued", "picked", "requeue", "picked", "done"]
-    until(supervisord.is_healthy, "the API to answer")
+    supervisord.wait_healthy()
 
     assert supervisord.ctl("shutdown").returncode == 0
     assert supervisord.process.wait(60) == 0

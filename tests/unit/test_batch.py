@@ -3,20 +3,15 @@
 import random
 from collections import Counter
 from types import SimpleNamespace
-from uuid import uuid4
 
 import pytest
 import structlog
+from claimed import job
 
 from dataloader import pipelines
 from dataloader.config import WorkerSpec
 from dataloader.farm.batch import TICK_SEC, Batch, Turns, fair_share, size_after
 from dataloader.farm.slots import Siblings
-from dataloader.queue.job import Job
-
-
-def job(key: str = "key") -> Job:
-    return Job(uuid4(), "q", "noop", "{}", None, key, "", 1, 5, 60, None, 1, "host:1:a")
 
 
 @pytest.fixture
@@ -90,8 +85,8 @@ def test_a_run_has_as_many_keys_as_its_pipeline_and_its_queue_allow(
     batch: Batch, monkeypatch: pytest.MonkeyPatch, size: int | None, allowed: int | None, runs: str
 ) -> None:
     """And jobs of one task."""
-    monkeypatch.setattr(pipelines, "registered", lambda: {"noop": SimpleNamespace(batch_size=size)})
-    batch.claimed([job("k")._replace(task="other"), *(job(key) for key in "lmn")], allowed)
+    monkeypatch.setattr(pipelines, "registered", lambda: {"t": SimpleNamespace(batch_size=size)})
+    batch.claimed([job("k", task="other"), *(job(key) for key in "lmn")], allowed)
     found = []
     while delivery := batch.next():
         found.append("".join(each.lock_key for each in delivery.jobs))
@@ -100,7 +95,7 @@ def test_a_run_has_as_many_keys_as_its_pipeline_and_its_queue_allow(
 
 def test_a_claim_is_large_enough_for_one_run_of_its_pipeline(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the second claim on: the first shows the worker whose jobs its queue has."""
-    monkeypatch.setattr(pipelines, "registered", lambda: {"noop": SimpleNamespace(batch_size=10)})
+    monkeypatch.setattr(pipelines, "registered", lambda: {"t": SimpleNamespace(batch_size=10)})
     assert batch.size_next() == 1
     batch.claimed([job("k")])
     assert batch.next() is not None

@@ -10,9 +10,10 @@ from enum import Enum, IntEnum
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
+from claimed import job
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, SecretStr
@@ -37,10 +38,6 @@ from dataloader.queue.job import (
 )
 
 
-def job(attempt: int = 1, max_attempts: int = 3) -> Job:
-    return Job(uuid4(), "q", "t", "{}", None, "k", "", attempt, max_attempts, 60, None, 1, "h:1:b")
-
-
 @pytest.mark.parametrize(
     ("attempt", "outcome", "finish"),
     [
@@ -57,12 +54,12 @@ def job(attempt: int = 1, max_attempts: int = 3) -> Job:
     ],
 )
 def test_every_end_has_its_finish(attempt: int, outcome: Outcome, finish: Finish | None) -> None:
-    assert decide(Delivery((job(attempt),)), outcome) == [finish]
+    assert decide(Delivery((job(attempt=attempt, max_attempts=3),)), outcome) == [finish]
 
 
 def of_key(key: str, *attempts: tuple[int, int]) -> tuple[Job, ...]:
     """The jobs of a key in a delivery, by attempt and max_attempts."""
-    return tuple(job(*each)._replace(lock_key=key) for each in attempts)
+    return tuple(job(key, attempt=attempt, max_attempts=most) for attempt, most in attempts)
 
 
 @pytest.mark.parametrize(
@@ -99,9 +96,7 @@ def test_every_end_of_a_delivery_has_its_finishes(jobs: tuple[Job, ...], outcome
 
 
 def test_a_delivery_has_the_shortest_of_its_jobs_limits() -> None:
-    jobs = tuple(
-        job()._replace(lease_ttl_sec=lease, timeout_sec=timeout) for lease, timeout in ((60, None), (20, 9), (30, 5))
-    )
+    jobs = tuple(job(lease_ttl_sec=lease, timeout_sec=timeout) for lease, timeout in ((60, None), (20, 9), (30, 5)))
     assert (Delivery(jobs).lease_ttl_sec, Delivery(jobs).timeout_sec) == (20, 5)
     assert Delivery(jobs[:1]).timeout_sec is None
 

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from typing import Any
-from uuid import uuid4
 
 import pytest
+from claimed import delivery as jobs
 from structlog.testing import capture_logs
 
 from dataloader.config import Settings
@@ -16,7 +16,7 @@ from dataloader.farm.runner import Runner
 from dataloader.farm.slots import SharedSlots
 from dataloader.pipelines import Context, Progress, Retry, Stopped, register
 from dataloader.pipelines.context import Suspended
-from dataloader.queue.job import Delivery, End, Job, Outcome, decide
+from dataloader.queue.job import Delivery, End, Outcome, decide
 
 pytestmark = pytest.mark.usefixtures("own_registry")
 
@@ -35,13 +35,9 @@ ENDS = {
 RAISED = {"error": ValueError, "exit": SystemExit, "suspended": Suspended, "interrupted": Stopped}
 
 
-def jobs(keys: str = "k") -> Delivery:
-    return Delivery(tuple(Job(uuid4(), "q", "t.last", "{}", None, key, "", 1, 5, 60, None, 1, "h:1:b") for key in keys))
-
-
 def ran(function: Callable[..., Any], delivery: Delivery | None = None, **options: Any) -> Outcome:
     """The outcome of a run of this function, which may end its own lease by `function.lease`."""
-    register("t.last", **options)(function)
+    register("t", **options)(function)
     delivery = delivery or jobs()
     slot = SharedSlots(1).slots[0]
     slot.claim([job.job_id for job in delivery.jobs], [1] * len(delivery.jobs))
@@ -169,7 +165,7 @@ def test_a_last_word_that_cannot_be_kept_is_logged() -> None:
 
 def test_a_pipeline_for_one_job_says_what_to_do_where_its_queue_merges() -> None:
     outcome = ran(lambda args: None, jobs("kk"))
-    assert (outcome.end, "the pipeline 't.last' takes one job: register it" in str(outcome.error)) == (End.ERROR, True)
+    assert (outcome.end, "the pipeline 't' takes one job: register it" in str(outcome.error)) == (End.ERROR, True)
 
 
 class Rude:

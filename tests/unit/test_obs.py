@@ -2,16 +2,16 @@
 
 from collections.abc import Iterator
 from typing import Any
-from uuid import UUID
 
 import pytest
+from claimed import job
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from dataloader.obs import telemetry
-from dataloader.queue.job import End, Job, Outcome
+from dataloader.queue.job import End, Outcome
 
-JOB = Job(UUID(int=7), "q", "t", "{}", None, "k", "", 1, 5, 60, None, 1, "w")
+JOB = job()
 NAMED = {"dataloader.queue": "q", "dataloader.task": "t"}
 
 
@@ -33,7 +33,7 @@ def test_a_run_is_measured_and_counted_by_its_outcome(reader: InMemoryMetricRead
     with measured.run(JOB) as report:
         assert [(point.value, point.attributes) for point in read(reader)["dataloader.running"]] == [(1, NAMED)]
         report(Outcome(End.DONE))
-    with pytest.raises(KeyboardInterrupt), measured.run(JOB._replace(job_id=UUID(int=8))):
+    with pytest.raises(KeyboardInterrupt), measured.run(job()):
         raise KeyboardInterrupt
     found = read(reader)
     runs.close()

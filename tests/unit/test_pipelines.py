@@ -102,10 +102,18 @@ ARGUMENT = "affinity should be the name of an argument that is no secret, "
         ("limits", list("abcdefghi"), FEW_NAMES),
         *(("affinity", bad, ARGUMENT) for bad in ("", 7, b"m", {"m"}, [], ["m", ""], ["m", 7], "a\0", "\ud800")),
         ("affinity", "api_key", ARGUMENT),
+        ("prepare", 3, "prepare should be a function of args, or of args and context, or None, not 3"),
+        ("prepare", lambda: None, "should be callable as f"),
+        ("prepare_sec", 0, "prepare_sec should be a number above 0, not 0"),
+        ("timeout_factor", {"*": 0}, "timeout_factor should be a function, or"),
+        ("timeout_factor", 1.5, "timeout_factor should be a function, or"),
+        ("stall_sec", -1, "stall_sec should be 0 for never or a number of seconds above it"),
+        ("on_stall", "kill", "on_stall should be 'report' or 'retry', not 'kill'"),
+        ("batch_size", 0, "batch_size should be a whole number from 1 to 1000"),
     ],
 )
 def test_a_wrong_option_is_refused(option: str, bad: Any, error: str) -> None:
-    with pytest.raises(ValueError, match=f"'t': {error}"):
+    with pytest.raises((TypeError, ValueError), match=f"^pipeline 't.*{error}"):
         register("t", **{option: bad})(plain)
     assert pipelines.tasks() == []
 

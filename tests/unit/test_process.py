@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 import structlog
+from claimed import delivery
 from structlog.testing import capture_logs
 
 from dataloader.farm import common_log, slots
@@ -19,9 +20,7 @@ from dataloader.farm.heartbeat import Lease
 from dataloader.farm.process import hostname, is_gone, own_name, place, started
 from dataloader.farm.reaper import GAP_SEC, JUMP_SEC, SILENCE_SEC, Uptime
 from dataloader.farm.slots import Reason, SharedSlots, Slot, State, kill_reason, stop_reason
-from dataloader.queue.job import Delivery, End, Job
-
-JOB = Job(uuid4(), "q", "t", "{}", None, "key", "", 1, 5, 60, None, 1, "host:1:a", None)
+from dataloader.queue.job import End
 
 
 @pytest.mark.parametrize(
@@ -71,60 +70,52 @@ def test_a_slot_shows_its_claim_only_while_it_is_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "reason"),
+    ("decide", "fields", "reason"),
     [
-        ({}, None),
-        ({"drain_by": -1}, Reason.DRAIN),
-        ({"drain_by": 9}, None),
-        ({"renewed": -50}, None),
-        ({"renewed": -60}, Reason.FENCED),
-        ({"renewed": -60, "kept": -1}, None),
-        ({"renewed": -101, "kept": -1}, Reason.STALLED),
-        ({"renewed": -101, "kept": -1, "stall_sec": 110}, None),
-        ({"renewed": -111, "kept": -1, "stall_sec": 110}, Reason.STALLED),
-        ({"reported_at": -12, "stall_sec": 10}, None),
-        ({"reported_at": -12, "stall_sec": 10, "ends_stuck": True}, Reason.STUCK),
-        ({"reported_at": -10.5, "stall_sec": 10, "ends_stuck": True}, None),
-        ({"reported_at": -12, "stall_sec": 0, "ends_stuck": True}, None),
-        ({"reported_at": -12, "stall_sec": 10, "ends_stuck": True, "state": State.IDLE}, None),
-        ({"fence_by": -1}, Reason.FENCED),
-        ({"fence_by": 1}, None),
-        ({"renewed": -60, "pid": 0}, None),
-        ({"renewed": -200, "state": State.IDLE}, None),
-        ({"timeout_at": -4}, None),
-        ({"timeout_at": -6}, Reason.TIMEOUT),
-        ({"cancel_at": -6}, None),
-        ({"cancel_at": -6, "canceled": 4}, Reason.CANCELED),
-        ({"cancel_at": -6, "canceled": 6}, None),
-        ({"cancel_at": -6, "canceled": 4, "timeout_at": -7}, Reason.TIMEOUT),
+        (kill_reason, {}, None),
+        (kill_reason, {"drain_by": -1}, Reason.DRAIN),
+        (kill_reason, {"drain_by": 9}, None),
+        (kill_reason, {"renewed": -50}, None),
+        (kill_reason, {"renewed": -60}, Reason.FENCED),
+        (kill_reason, {"renewed": -60, "kept": -1}, None),
+        (kill_reason, {"renewed": -101, "kept": -1}, Reason.STALLED),
+        (kill_reason, {"renewed": -101, "kept": -1, "stall_sec": 110}, None),
+        (kill_reason, {"renewed": -111, "kept": -1, "stall_sec": 110}, Reason.STALLED),
+        (kill_reason, {"reported_at": -12, "stall_sec": 10}, None),
+        (kill_reason, {"reported_at": -12, "stall_sec": 10, "ends_stuck": True}, Reason.STUCK),
+        (kill_reason, {"reported_at": -10.5, "stall_sec": 10, "ends_stuck": True}, None),
+        (kill_reason, {"reported_at": -12, "stall_sec": 0, "ends_stuck": True}, None),
+        (kill_reason, {"reported_at": -12, "stall_sec": 10, "ends_stuck": True, "state": State.IDLE}, None),
+        (kill_reason, {"fence_by": -1}, Reason.FENCED),
+        (kill_reason, {"fence_by": 1}, None),
+        (kill_reason, {"renewed": -60, "pid": 0}, None),
+        (kill_reason, {"renewed": -200, "state": State.IDLE}, None),
+        (kill_reason, {"timeout_at": -4}, None),
+        (kill_reason, {"timeout_at": -6}, Reason.TIMEOUT),
+        (kill_reason, {"cancel_at": -6}, None),
+        (kill_reason, {"cancel_at": -6, "canceled": 4}, Reason.CANCELED),
+        (kill_reason, {"cancel_at": -6, "canceled": 6}, None),
+        (kill_reason, {"cancel_at": -6, "canceled": 4, "timeout_at": -7}, Reason.TIMEOUT),
+        (stop_reason, {}, None),
+        (stop_reason, {"drain_by": 6}, None),
+        (stop_reason, {"drain_by": 4}, Reason.DRAIN),
+        (stop_reason, {"renewed": -54}, None),
+        (stop_reason, {"renewed": -56}, Reason.FENCED),
+        (stop_reason, {"renewed": -56, "kept": -1}, None),
+        (stop_reason, {"renewed": -101, "kept": -1}, None),
+        (stop_reason, {"timeout_at": 1}, None),
+        (stop_reason, {"timeout_at": -1}, Reason.TIMEOUT),
+        (stop_reason, {"cancel_at": -1}, None),
+        (stop_reason, {"cancel_at": -1, "canceled": 4}, Reason.CANCELED),
+        (stop_reason, {"cancel_at": -1, "canceled": 4, "timeout_at": -2}, Reason.TIMEOUT),
+        (stop_reason, {"cancel_at": -1, "canceled": 4, "timeout_at": -2, "drain_by": 2}, Reason.DRAIN),
     ],
 )
 @pytest.mark.usefixtures("still")
-def test_why_a_process_is_killed(fields: dict[str, Any], reason: Reason | None) -> None:
-    assert kill_reason(busy_slot(fields)) is reason
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({}, None),
-        ({"drain_by": 6}, None),
-        ({"drain_by": 4}, Reason.DRAIN),
-        ({"renewed": -54}, None),
-        ({"renewed": -56}, Reason.FENCED),
-        ({"renewed": -56, "kept": -1}, None),
-        ({"renewed": -101, "kept": -1}, None),
-        ({"timeout_at": 1}, None),
-        ({"timeout_at": -1}, Reason.TIMEOUT),
-        ({"cancel_at": -1}, None),
-        ({"cancel_at": -1, "canceled": 4}, Reason.CANCELED),
-        ({"cancel_at": -1, "canceled": 4, "timeout_at": -2}, Reason.TIMEOUT),
-        ({"cancel_at": -1, "canceled": 4, "timeout_at": -2, "drain_by": 2}, Reason.DRAIN),
-    ],
-)
-@pytest.mark.usefixtures("still")
-def test_why_a_run_stops_by_itself(fields: dict[str, Any], reason: Reason | None) -> None:
-    assert stop_reason(busy_slot(fields)) is reason
+def test_why_a_process_is_killed_and_why_a_run_stops_by_itself(
+    decide: Callable[[Slot], Reason | None], fields: dict[str, Any], reason: Reason | None
+) -> None:
+    assert decide(busy_slot(fields)) is reason
 
 
 def test_e1_the_memory_of_a_run_that_was_ended_for_it_is_told_although_it_has_freed_it(
@@ -157,7 +148,7 @@ def test_work_elsewhere_is_the_next_runs_once_the_lease_is_over(
     stop: End | None, renewed: float, reason: End | None
 ) -> None:
     """Also where a cancellation or a time limit has ended the run before, as after the machine's sleep."""
-    lease = Lease(Delivery((JOB,)), busy_slot({"renewed": renewed}))
+    lease = Lease(delivery(), busy_slot({"renewed": renewed}))
     lease.stop = stop
     assert lease.stop_for_others is reason
 
@@ -173,14 +164,10 @@ def dead() -> str:
     return done.stdout.strip()
 
 
-def test_a_process_that_has_ended_is_gone(dead: str) -> None:
-    assert is_gone(dead)
-    assert not is_gone(own_name())
-
-
-def test_a_worker_whose_supervisor_lives_is_left_to_its_keeper() -> None:
-    done = subprocess.run([sys.executable, "-c", NAME], capture_output=True, text=True, check=True)
-    assert not is_gone(done.stdout.strip())
+def test_a_process_that_has_ended_is_gone_unless_its_supervisor_lives(dead: str) -> None:
+    """A worker whose supervisor lives is left to its keeper."""
+    child = subprocess.run([sys.executable, "-c", NAME], capture_output=True, text=True, check=True).stdout.strip()
+    assert [is_gone(name) for name in (dead, own_name(), child)] == [True, False, False]
 
 
 def test_a_zombie_is_gone_and_a_stopped_process_is_not() -> None:

@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
 import pytest
+from claimed import delivery
 
 from dataloader import pipelines
 from dataloader.farm.runner import returned
 from dataloader.pipelines import Context, on_error, register
-from dataloader.queue.job import Delivery, End, Job, Outcome, decide
+from dataloader.queue.job import End, Outcome, decide
 from dataloader.testing import run
 
 pytestmark = pytest.mark.usefixtures("own_registry")
@@ -18,16 +18,8 @@ pytestmark = pytest.mark.usefixtures("own_registry")
 SECRET = "s3cret-canary-91"
 
 
-def delivery(keys: str) -> Delivery:
-    return Delivery(tuple(Job(uuid4(), "q", "t", "{}", None, key, "", 1, 5, 60, None, 1, "h:1:b") for key in keys))
-
-
-def nothing(args: Any) -> None:
-    pass
-
-
 def outcome(value: Any, keys: str = "k", batch_size: int | None = None, most_kb: int = 1) -> Outcome:
-    pipelines.register("t", batch_size=batch_size)(nothing)
+    pipelines.register("t", batch_size=batch_size)(lambda args: None)
     return returned(delivery(keys), pipelines.resolve("t"), value, {"last": "report"}, most_kb)
 
 
@@ -77,10 +69,12 @@ def test_a_pipeline_for_one_job_may_return_a_dict_with_its_key() -> None:
 
 def test_one_wrong_result_of_a_batch_is_the_error_of_its_key_alone() -> None:
     found = outcome({"k": object(), "l": "x" * 2_000, "m": 3}, "klm", 9)
-    assert (found.end, {key: each.end for key, each in found.by_key.items()}) == (
-        End.DONE,
-        {"k": End.PERMANENT, "l": End.PERMANENT, "m": End.DONE},
-    )
+    assert found.end is End.DONE
+    assert {key: each.end for key, each in found.by_key.items()} == {
+        "k": End.PERMANENT,
+        "l": End.PERMANENT,
+        "m": End.DONE,
+    }
     assert [end and end.verb for end in decide(delivery("klm"), found)] == ["fail", "fail", "succeed"]
 
 
@@ -131,11 +125,8 @@ def test_results_and_progress_are_stored_as_they_are() -> None:
         context.progress({"login": Login("etl", "canary-92")})
         return [Login("etl", "canary-92")]
 
-    result = run(logs_in)
-    assert (result.result, result.value) == (
-        [{"user": "etl", "password": "canary-92"}],
-        {"login": {"user": "etl", "password": "canary-92"}},
-    )
+    result, login = run(logs_in), {"user": "etl", "password": "canary-92"}
+    assert (result.result, result.value) == ([login], {"login": login})
 
 
 def test_the_kit_gives_the_result_of_the_run_that_has_succeeded() -> None:

@@ -3,9 +3,9 @@
 import os
 from collections.abc import Iterator
 from itertools import pairwise
-from uuid import UUID
 
 import pytest
+from claimed import job
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,10 +14,9 @@ from dataloader.farm import capture
 from dataloader.farm.capture import Capture, Output
 from dataloader.farm.keeper import SAVED_MOST, last_words
 from dataloader.farm.slots import SharedSlots
-from dataloader.queue.job import Job
 from dataloader.queue.run_log import LINE_COST, LINE_MOST, RunLog, Splitter, harmless, marked, read
 
-JOB = Job(UUID(int=1), "q", "t", "{}", None, "k", "", 1, 5, 60, None, 1, "host:1:boot")
+JOB = job()
 
 
 class Table:

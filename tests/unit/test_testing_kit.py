@@ -77,11 +77,8 @@ def test_cancel_and_drain_at_a_step(function: Callable[..., Any]) -> None:
     result = run("t", cancel_at=2)
     assert (result.status, result.progress[-1], result.steps) == ("canceled", {"n": 2}, 2)
     result = run("t", drain_at=1)
-    assert (result.status, result.attempts, [each.end for each in result.runs]) == (
-        "succeeded",
-        1,
-        ["handed back", "done"],
-    )
+    assert (result.status, result.attempts) == ("succeeded", 1)
+    assert [each.end for each in result.runs] == ["handed back", "done"]
     with pytest.raises(NotReached, match="cancel_at=9: the run was over before, after 2 safe points"):
         run("t", cancel_at=9)
 
@@ -223,7 +220,7 @@ def test_a_run_that_waits_for_itself_says_so() -> None:
 
 
 @pytest.mark.long
-def test_a_run_that_waits_for_others_is_not_stuck(tmp_path: Path) -> None:
+def test_a_run_that_waits_for_others_is_not_stuck() -> None:
     @register("t")
     def waits(args: dict[str, Any]) -> Iterator[Any]:
         yield {}
@@ -249,6 +246,9 @@ def test_what_the_test_raises_comes_through() -> None:
         run("t", {"at": Path("/")})
     with pytest.raises(ValueError, match="counted from 1, not 0"):
         run("t", cancel_at=0)
+    register("t.batches", batch_size=1)(lambda batch: None)
+    with pytest.raises(ValueError, match="takes batches"):
+        run("t.batches", {})
 
 
 def insert(args: dict[str, Any], context: pipelines.Context) -> Iterator[Any]:
@@ -266,7 +266,7 @@ def rows(dsn: str) -> list[Any] | None:
         return conn.execute("SELECT id FROM t ORDER BY id").fetchall() if exists else None
 
 
-def test_transactions_need_a_database(caplog: pytest.LogCaptureFixture) -> None:
+def test_transactions_need_a_database() -> None:
     register("t")(insert)
     with pytest.raises(NoDatabase, match=r"context.transaction\(\) needs a database: give `dsn`"):
         run("t")
@@ -354,18 +354,7 @@ def test_a_batch_crashes_drains_and_is_canceled_as_a_job_is() -> None:
     assert run("t.steps", args, cancel_at=1).jobs == {"a": ["canceled", "succeeded"], "b": ["succeeded"]}
 
 
-def test_a_pipeline_for_one_job_refuses_a_merged_delivery() -> None:
-    register("t.one")(lambda args: None)
-    with pytest.raises(ValueError, match="should be a whole number from 1 to 1000"):
-        register("t.none", batch_size=0)
-    register("t.batches", batch_size=1)(lambda batch: None)
-    with pytest.raises(ValueError, match="takes batches"):
-        run("t.batches", {})
-
-
-def test_on_exhausted_gets_the_args_of_a_job_that_ends_failed_and_nobody_elses(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_on_exhausted_gets_the_args_of_a_job_that_ends_failed_and_nobody_elses() -> None:
     exhausted: list[Any] = []
 
     def fails(args: Any) -> None:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import uuid4
 
 import pytest
+from claimed import job
 from structlog.testing import capture_logs
 
 from dataloader.config import Settings
@@ -17,7 +17,7 @@ from dataloader.farm.process import now
 from dataloader.farm.runner import Resource, Runner, WarmResources, prepared
 from dataloader.farm.slots import SharedSlots
 from dataloader.pipelines import Context, register, resolve
-from dataloader.queue.job import Delivery, Job
+from dataloader.queue.job import Delivery
 from dataloader.queue.lifecycle import Reached
 from dataloader.testing import run
 
@@ -67,7 +67,7 @@ def test_jobs_are_overdue_once_they_were_passed_over_for_long_enough(monkeypatch
     clock = [1_000.0]
     monkeypatch.setattr(batch, "now", lambda: clock[0])
     overdue = Preference(True, 60)
-    overdue.claimed([job("a")], None)
+    overdue.claimed([job(affinity_key="a")], None)
     overdue.claimed([], Reached(100, at(5)))
     clock[0] = 1_030
     overdue.claimed([], Reached(100, at(9)))
@@ -80,13 +80,9 @@ def test_jobs_are_overdue_once_they_were_passed_over_for_long_enough(monkeypatch
     assert overdue.overdue() == {100: at(9)}, "what was left then goes first, however late"
 
 
-def job(key: str | None) -> Job:
-    return Job(uuid4(), "q", "t", "{}", None, "k", "", 1, 5, 60, None, 1, "w", key)
-
-
 def test_affinity_may_be_switched_off() -> None:
     preference = Preference(False, 60)
-    preference.claimed([job("a")], None)
+    preference.claimed([job(affinity_key="a")], None)
     assert preference.overdue() is None
 
 
@@ -139,23 +135,6 @@ def test_a_factor_that_is_none_is_the_error_of_the_run(factor: Any) -> None:
     assert "timeout_factor of 't' should be a number above 0" in str(found.error)
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "error"),
-    [
-        ("prepare", 3, "prepare should be a function of args, or of args and context, or None, not 3"),
-        ("prepare", lambda: None, "should be callable as f"),
-        ("prepare_sec", 0, "prepare_sec should be a number above 0, not 0"),
-        ("timeout_factor", {"*": 0}, "timeout_factor should be a function, or"),
-        ("timeout_factor", 1.5, "timeout_factor should be a function, or"),
-        ("stall_sec", -1, "stall_sec should be 0 for never or a number of seconds above it"),
-        ("on_stall", "kill", "on_stall should be 'report' or 'retry', not 'kill'"),
-    ],
-)
-def test_a_wrong_option_is_refused(option: str, value: Any, error: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=error):
-        register("t", **{option: value})(lambda args: None)
-
-
 def test_notes_are_few_short_and_storable() -> None:
     @register("t")
     def talks(args: dict[str, Any], context: Context) -> None:
@@ -163,7 +142,7 @@ def test_notes_are_few_short_and_storable() -> None:
         for _ in range(30):
             context.note("y")
 
-    delivery = Delivery((job(None),))
+    delivery = Delivery((job(),))
     slot = SharedSlots(1).slots[0]
     slot.begin(0, 1, 60, now())
     notes = Runner(Settings.model_construct(), "").run(delivery, Lease(delivery, slot)).notes

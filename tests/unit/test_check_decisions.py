@@ -13,8 +13,6 @@ from dataloader.config import WorkerSpec
 from dataloader.queue import probe
 
 DSN = "host=db user=u password=s3cret dbname=d"
-
-
 pytestmark = pytest.mark.usefixtures("bare_environment")
 
 

@@ -185,62 +185,49 @@ def test_doctor_names_workers_that_show_themselves_no_more() -> None:
     assert "No worker is alive at all" not in finding.text
 
 
-def a_schedule(**more: Any) -> Schedule:
-    return filled(Schedule, name="n", **more)
+def of_schedule(**more: Any) -> list[doctor.Finding]:
+    return list(doctor.diagnose_schedule(filled(Schedule, name="n", **more)))
 
 
-@pytest.mark.parametrize(
-    ("schedule", "words", "command"),
-    [
-        (a_schedule(paused_at=NOW, paused_by="me"), "paused by me", ("schedule", "resume", "n")),
-        (a_schedule(retired_at=NOW), "no longer declares it", ("schedule", "remove", "n")),
-        (a_schedule(error="priority: no"), "cannot be made: priority: no", ("schedule", "show", "n")),
-        (a_schedule(next_due=NOW, overdue_sec=300), "5 min ago has no job: no reaper runs", ()),
-        (a_schedule(), "It will never be due again", ("schedule", "show", "n")),
-        (a_schedule(next_due=NOW, overdue_sec=3, words="Every hour"), "as it should be: Every hour", None),
-    ],
-)
-def test_doctor_says_why_a_schedule_makes_no_jobs(
-    schedule: Schedule, words: str, command: tuple[str, ...] | None
-) -> None:
-    (finding,) = doctor.diagnose_schedule(schedule)
-    assert words in finding.text
-    assert command in (None, finding.command)
-
-
-def a_backfill(state: str, **more: Any) -> Backfill:
+def of_backfill(state: str, serving: str = "q", *queues: Queue, **more: Any) -> list[doctor.Finding]:
     counts = more.pop("counts", {"queued": 2, "running": 1, "succeeded": 4})
-    return filled(Backfill, name="b", queue="q", state=state, total=7, made=7, counts=counts, **more)
+    backfill = filled(Backfill, name="b", queue="q", state=state, total=7, made=7, counts=counts, **more)
+    return list(doctor.diagnose_backfill(backfill, queues, list(serving)))
 
 
 @pytest.mark.parametrize(
-    ("backfill", "serving", "words", "command"),
+    ("findings", "words", "command"),
     [
-        (a_backfill("canceled", canceled_by="me"), "q", "canceled by me", ()),
-        (a_backfill("paused", paused_by="me"), "", "paused by me", ("backfill", "resume", "b")),
-        (a_backfill("making", error="full"), "q", "cannot be made: full", ("backfill", "show", "b")),
-        (a_backfill("making", overdue_sec=300), "q", "for 5 min: none runs", ()),
-        (a_backfill("running"), "p", "No worker serves its queue q. There are workers for: p.", ("ps",)),
-        (a_backfill("running"), "", "No worker is alive at all", ("ps",)),
-        (a_backfill("running", max_running=1), "q", "As many of its jobs run as may: 1.", None),
-        (a_backfill("running", max_running=2), "q", "It goes on: 4 of 7 partitions.", ("backfill", "show", "b")),
-        (a_backfill("making", overdue_sec=3), "q", "It goes on: 4 of 7 partitions.", None),
-        (a_backfill("done", counts={"succeeded": 7}), "", "It is done: 7 of 7 partitions.", None),
+        (of_schedule(paused_at=NOW, paused_by="me"), "paused by me", ("schedule", "resume", "n")),
+        (of_schedule(retired_at=NOW), "no longer declares it", ("schedule", "remove", "n")),
+        (of_schedule(error="priority: no"), "cannot be made: priority: no", ("schedule", "show", "n")),
+        (of_schedule(next_due=NOW, overdue_sec=300), "5 min ago has no job: no reaper runs", ()),
+        (of_schedule(), "It will never be due again", ("schedule", "show", "n")),
+        (of_schedule(next_due=NOW, overdue_sec=3, words="Every hour"), "as it should be: Every hour", None),
+        (of_backfill("canceled", canceled_by="me"), "canceled by me", ()),
+        (of_backfill("paused", "", paused_by="me"), "paused by me", ("backfill", "resume", "b")),
+        (of_backfill("making", error="full"), "cannot be made: full", ("backfill", "show", "b")),
+        (of_backfill("making", overdue_sec=300), "for 5 min: none runs", ()),
+        (of_backfill("running", "p"), "No worker serves its queue q. There are workers for: p.", ("ps",)),
+        (of_backfill("running", ""), "No worker is alive at all", ("ps",)),
+        (of_backfill("running", max_running=1), "As many of its jobs run as may: 1.", None),
+        (of_backfill("running", max_running=2), "It goes on: 4 of 7 partitions.", ("backfill", "show", "b")),
+        (of_backfill("making", overdue_sec=3), "It goes on: 4 of 7 partitions.", None),
+        (of_backfill("done", "", counts={"succeeded": 7}), "It is done: 7 of 7 partitions.", None),
     ],
 )
-def test_doctor_says_why_a_backfill_does_not_go_on(
-    backfill: Backfill, serving: str, words: str, command: tuple[str, ...] | None
+def test_doctor_says_why_a_schedule_makes_no_jobs_and_why_a_backfill_does_not_go_on(
+    findings: list[doctor.Finding], words: str, command: tuple[str, ...] | None
 ) -> None:
-    (finding,) = doctor.diagnose_backfill(backfill, [], list(serving))
+    (finding,) = findings
     assert words in finding.text
     assert command in (None, finding.command)
 
 
 def test_doctor_tells_of_a_backfill_whose_queue_is_paused_and_of_what_is_dead_or_deleted() -> None:
-    paused = list(doctor.diagnose_backfill(a_backfill("running"), [filled(Queue, queue="q", paused_at=NOW)], ["q"]))
+    paused = of_backfill("running", "q", filled(Queue, queue="q", paused_at=NOW))
     assert paused == [doctor.Finding("Its queue q is paused.", ("resume", "q"))]
-    over = a_backfill("done", counts={"succeeded": 1, "failed": 1_000, "lost": 2, "missing": 3})
-    found = list(doctor.diagnose_backfill(over, [], ["q"]))
+    found = of_backfill("done", counts={"succeeded": 1, "failed": 1_000, "lost": 2, "missing": 3})
     assert [finding.command[1:2] for finding in found] == [("show",), ("partitions",), ("retry",), ("partitions",)]
     assert "1,000 failed and 2 lost" in found[1].text
     assert "3 of its partitions have no job" in found[3].text
@@ -438,14 +425,11 @@ def test_following_a_quiet_queue_begins_at_the_end_of_the_journal(
     now = {"ts": NOW.isoformat(), "kind": "queued", "payload": {}, "job_id": ID, "queue": "quiet"}
     answers = [[], [now | {"event_id": 7_000_000}], [now | {"event_id": 7_000_001}]]
     service.answers = [Answer(document={"events": events}) for events in answers]
-    monkeypatch.setattr(jobs, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupted))
+    pause = Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr(jobs, "time", SimpleNamespace(monotonic=time.monotonic, sleep=pause))
     assert run("events", "--queue", "quiet", "--follow", "--json").stdout.count("7000001") == 1
     asked = [parse_qs(urlsplit(each.path).query) for each in service.asked]
     assert [each.get("after") for each in asked] == [None, None, ["7000000"]]
-
-
-def interrupted(seconds: float) -> None:
-    raise KeyboardInterrupt
 
 
 def group(error: str, dead: int, note: str | None = None) -> ErrorGroup:
@@ -577,15 +561,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def new(name: str) -> tuple[int, str]:
-    done = CliRunner().invoke(main, ["new", name])
-    return done.exit_code, done.output
-
-
 @pytest.mark.long
 def test_what_is_written_passes_its_test_and_the_linter(folder: Path) -> None:
-    status, output = new("sales")
-    assert status == 0, output
+    output = run("new", "sales").output
     assert "DL_PIPELINES=sales dataloader up" in output.replace(str(Path(sys.executable).parent) + "/", "")
     assert 'trigger sales --args \'{"path": "example.csv"}\' --wait' in output
     assert 'context.load("sales_rows"' in (folder / "sales.py").read_text()
@@ -622,24 +600,21 @@ def test_refusals_leave_the_folder_as_it_is(name: str, why: str, folder: Path) -
     (folder / "there.py").write_text("mine")
     (folder / "test_tested.py").write_text("mine")
     (folder / "package").mkdir()
-    status, output = new(name)
-    assert status == 1
-    assert why in output
-    assert "Traceback" not in output
+    done = run("new", name)
+    assert done.exit_code == 1
+    assert why in done.output
+    assert "Traceback" not in done.output
     assert sorted(path.name for path in folder.iterdir()) == ["package", "test_tested.py", "there.py"]
     assert (folder / "there.py").read_text() == "mine"
 
 
-def test_a_wrong_time_is_refused_by_the_name_of_its_option(service: Service) -> None:
+def test_a_wrong_time_is_refused_by_the_name_of_its_option() -> None:
     done = CliRunner().invoke(main, ["jobs", "--since", "yesterday"])
     assert done.exit_code == 2
     assert "Invalid value for --since: 'yesterday' should be 15min" in done.stderr
 
 
 def test_a_checkout_that_was_never_installed_has_an_unknown_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> str:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr("importlib.metadata.version", missing)
+    monkeypatch.setattr("importlib.metadata.version", Mock(side_effect=PackageNotFoundError))
     ran = CliRunner().invoke(main, ["--version"])
     assert (ran.exit_code, ran.output) == (0, "dataloader, version unknown\n")

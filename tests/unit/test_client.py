@@ -6,9 +6,9 @@ import random
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
@@ -362,22 +362,9 @@ def test_the_environments_token_goes_to_the_environments_address_only(
 
 def test_threads_share_a_client(service: Service, client: Any) -> None:
     service.answers = [Answer(document=state("queued"), delay=0.02)]
-    failed: list[BaseException] = []
-
-    def ask() -> None:
-        try:
-            for _ in range(5):
-                client.status(ID)
-        except BaseException as e:
-            failed.append(e)
-
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
-    assert len(service.asked) == 40
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda _: client.status(ID), range(40)))
+    assert [len(answers), len(service.asked)] == [40, 40]
 
 
 def test_bad_arguments_are_refused_before_anything_is_sent(service: Service, client: Any) -> None:

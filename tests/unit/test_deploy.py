@@ -99,11 +99,7 @@ PODS = {each["metadata"]["name"].removeprefix("dataloader-"): each["spec"]["temp
         for each in MANIFESTS if "template" in each.get("spec", {})}  # fmt: skip
 
 
-def named(document: dict[str, Any]) -> str:
-    return f"{document['kind']}-{document['metadata']['name']}"
-
-
-@pytest.mark.parametrize("document", MANIFESTS, ids=named)
+@pytest.mark.parametrize("document", MANIFESTS, ids=lambda each: f"{each['kind']}-{each['metadata']['name']}")
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_manifest_fits_the_schema(document: dict[str, Any], version: str) -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
@@ -120,11 +116,8 @@ def test_pods_have_the_time_that_a_stop_needs() -> None:
     hooks = {name: pod["containers"][0].get("lifecycle", {}).get("preStop") for name, pod in PODS.items()}
     assert {name for name, hook in hooks.items() if hook} == {"api"}
     before = {"api": float(hooks["api"]["exec"]["command"][1])}
-    assert [
-        name
-        for name, least in stop_needs().items()
-        if PODS[name]["terminationGracePeriodSeconds"] <= least + before.get(name, 0)
-    ] == []
+    for name, least in stop_needs().items():
+        assert PODS[name]["terminationGracePeriodSeconds"] > least + before.get(name, 0), name
 
 
 @pytest.mark.parametrize("name", sorted(PODS))
@@ -178,12 +171,9 @@ def needed(requirement: Requirement, found: dict[str, Requirement]) -> dict[str,
 
 def test_the_lock_fits_setup_cfg() -> None:
     """`python tools/lock.py` makes it anew."""
-    wrong = [
-        str(each)
-        for each in asked_for()
-        if not each.specifier.contains(PINNED.get(canonicalize_name(each.name), "0.dev0"), prereleases=False)
-    ]
-    assert not wrong
+    for each in asked_for():
+        pinned = PINNED.get(canonicalize_name(each.name), "0.dev0")
+        assert each.specifier.contains(pinned, prereleases=False), each
 
 
 def test_the_lock_names_every_library_and_no_other() -> None:
@@ -203,8 +193,6 @@ def test_every_version_has_hashes() -> None:
 
 
 PROMTOOL = shutil.which("promtool")
-
-
 RULES = ROOT / "deploy" / "prometheus" / "alerts.yaml"
 DONE = 'dl_job_steps_total{queue="q",task="t",step="done"}'
 LEASE = 'dl_job_steps_total{queue="q",task="t",step="lease"}'
@@ -259,8 +247,6 @@ ILL: dict[str, tuple[dict[str, str], str, dict[str, str]]] = {
     "ApiFails": ({ERROR_503: "0+1x60 70+50x60"}, "80m", {"instance": "farm1:8081"}),
 }  # fmt: skip
 needs_promtool = pytest.mark.skipif(not PROMTOOL, reason="promtool (Debian package prometheus) is not installed")
-
-
 NAMES = re.findall(r"- alert: (\w+)", RULES.read_text())
 
 

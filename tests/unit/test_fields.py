@@ -34,12 +34,25 @@ def body(name: str) -> str:
     return re.findall(rf"FUNCTION {name}\(.*?\n\$\$", every, re.DOTALL)[0]
 
 
-def status_statement() -> str:
-    return text("queue.sql").split("-- name: status\n")[1].split("-- name:")[0]
+def columns() -> dict[str, str]:
+    schema = text("schema.sql")
+    table = re.findall(r"CREATE TABLE dl_jobs \((.*?)\n\);|ALTER TABLE dl_jobs\n(.*?)\nALTER", schema, re.DOTALL)
+    return dict(
+        re.findall(r"^  (?:ADD COLUMN )?([a-z_]+) (\w+(?:\[\])?)", "\n".join(map("".join, table)), re.MULTILINE)
+    )
 
 
-# The words that a place has, and those that it should have.
-WORDS: dict[str, tuple[Callable[[], Iterable[object]], Iterable[object]]] = {
+def page(name: str) -> str:
+    return (Path(__file__).parents[2] / "docs" / name).read_text()
+
+
+PRODUCERS = {field.name for field in OF_PRODUCER}
+ADDED = PRODUCERS | {*LINKS}
+STATUS, LIST, PAGE = ({field.name for field in FIELDS if place in field.seen} for place in ("status", "list", "page"))
+# What documents tell besides, which is in no column.
+BESIDES = {"run_sec", "changed_at", "waiting_for", "schedule", "checkpoint"}
+# The words or fields that a place has, and those that it should have.
+PLACES: dict[str, tuple[Callable[[], Iterable[object]], Iterable[object]]] = {
     "metrics.STEPS": (
         lambda: metrics.STEPS,
         {*re.findall(r"(?:THEN|ELSE) '(\w+)'", body("dl_step_of")), *KINDS.values(), "queued", "cancel_requested"},
@@ -49,47 +62,14 @@ WORDS: dict[str, tuple[Callable[[], Iterable[object]], Iterable[object]]] = {
         Verb,
     ),
     "the reasons of the statement status": (
-        lambda: re.findall(r"'reason', '(\w+)'", status_statement()),
+        lambda: re.findall(r"'reason', '(\w+)'", text("queue.sql").split("-- name: status\n")[1].split("-- name:")[0]),
         re.findall(r'case "(\w+)"', inspect.getsource(waiting)),
     ),
     "cli.watch.EXITS": (lambda: watch.EXITS, FINAL),
     "JobStatus": (lambda: JobStatus.__args__, Status),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("place", WORDS)
-def test_a_place_has_the_words_of_job(place: str) -> None:
-    has, wanted = WORDS[place]
-    found = set(map(str, has()))
-    assert found == set(map(str, wanted)), f"{place}: lacks or has too much: {found ^ set(map(str, wanted))}"
-
-
-ROOT = Path(__file__).parents[2]
-PRODUCERS = {field.name for field in OF_PRODUCER}
-STATUS, LIST, PAGE = ({field.name for field in FIELDS if place in field.seen} for place in ("status", "list", "page"))
-# What documents tell besides, which is in no column.
-BESIDES = {"run_sec", "changed_at", "waiting_for", "schedule", "checkpoint"}
-OPENAPI = ROOT / "docs/openapi.json"
-
-
-def columns() -> dict[str, str]:
-    schema = text("schema.sql")
-    table = re.findall(r"CREATE TABLE dl_jobs \((.*?)\n\);|ALTER TABLE dl_jobs\n(.*?)\nALTER", schema, re.DOTALL)
-    return dict(
-        re.findall(r"^  (?:ADD COLUMN )?([a-z_]+) (\w+(?:\[\])?)", "\n".join(map("".join, table)), re.MULTILINE)
-    )
-
-
-def of_openapi() -> set[str]:
-    return set(json.loads(OPENAPI.read_text())["components"]["schemas"]["Trigger"]["properties"])
-
-
-# The fields that a place has, and those that it should have.
-PLACES: dict[str, tuple[Callable[[], Iterable[str]], set[str]]] = {
-    "sql/schema.sql": (columns, {field.name for field in FIELDS}),
     "queue/new_job.py, dataloader.enqueue": (
         lambda: set(inspect.signature(dataloader.enqueue).parameters) - {"conn", "schema"},
-        PRODUCERS | {*LINKS},
+        ADDED,
     ),
     "model/jobs.py, Status": (lambda: set(get_type_hints(shown.Status)) - BESIDES, STATUS),
     "model/jobs.py, Job": (
@@ -98,32 +78,28 @@ PLACES: dict[str, tuple[Callable[[], Iterable[str]], set[str]]] = {
     ),
     "model/jobs.py, ListedJob": (lambda: set(get_type_hints(shown.ListedJob)) - BESIDES, LIST),
     "dataloader trigger --help": (
-        lambda: (
-            {option.name.replace("args_json", "args") for option in jobs.trigger.params if option.name}
-            & (PRODUCERS | {*LINKS})
-        ),
-        PRODUCERS | {*LINKS},
+        lambda: ADDED & {option.name.replace("args_json", "args") for option in jobs.trigger.params if option.name},
+        ADDED,
     ),
-    "docs/openapi.json": (of_openapi, PRODUCERS | {*LINKS}),
+    "docs/openapi.json": (
+        lambda: json.loads(page("openapi.json"))["components"]["schemas"]["Trigger"]["properties"],
+        ADDED,
+    ),
     "docs/producers.md, dl_enqueue": (
-        lambda: re.findall(r"`(\w+)`", re.findall(r"The parameters are\n(.*?);", producers_page(), re.DOTALL)[0]),
+        lambda: re.findall(r"`(\w+)`", re.findall(r"The parameters are\n(.*?);", page("producers.md"), re.DOTALL)[0]),
         PRODUCERS,
     ),
 }  # fmt: skip
 
 
-def producers_page() -> str:
-    return (ROOT / "docs/producers.md").read_text()
-
-
 @pytest.mark.parametrize("place", PLACES)
-def test_a_place_lists_the_declared_fields(place: str) -> None:
+def test_a_place_has_what_is_declared(place: str) -> None:
     has, wanted = PLACES[place]
-    found = set(has())
-    assert found == wanted, f"{place}: lacks {sorted(wanted - found)}, has too much {sorted(found - wanted)}"
+    found, declared = set(map(str, has())), set(map(str, wanted))
+    assert found == declared, f"{place}: lacks {sorted(declared - found)}, has too much {sorted(found - declared)}"
 
 
-def test_a_column_has_the_declared_type() -> None:
+def test_each_field_is_a_column_of_the_declared_type() -> None:
     assert columns() == {field.name: field.type for field in FIELDS}
 
 

@@ -1,5 +1,6 @@
 """gate: requests that may go to the database."""
 
+from contextlib import nullcontext
 from time import monotonic
 
 import pytest
@@ -17,13 +18,10 @@ def test_only_a_database_that_is_away_closes_the_gate(error: Exception, closes: 
     gate = Gate(2)
     with pytest.raises(type(error)), gate.passed(monotonic() + 1):
         raise error
-    with gate.passed(monotonic() + 1):  # the first request afterwards, or a request that tries
-        if closes:
-            with pytest.raises(Busy), gate.passed(monotonic() + 1):
-                pass
-        else:
-            with gate.passed(monotonic() + 1):
-                pass
+    closed = pytest.raises(Busy) if closes else nullcontext()
+    # The first request afterwards, or a request that tries, and one beside it.
+    with gate.passed(monotonic() + 1), closed, gate.passed(monotonic() + 1):
+        pass
 
 
 def test_nobody_waits_longer_than_it_may() -> None:

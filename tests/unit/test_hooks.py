@@ -97,7 +97,7 @@ def test_a_function_that_cannot_be_called_is_refused_at_its_decorator(
     assert not any(map(len, hooks.ALL))
 
 
-def test_a_module_that_is_imported_anew_registers_its_functions_once(tmp_path: Path) -> None:
+def test_a_module_that_is_imported_anew_registers_its_functions_once() -> None:
     code = "from dataloader.pipelines import on_error\n@on_error\ndef f(run, exc): ...\n@on_error\ndef g(run, exc): ..."
     for _ in range(2):
         exec(compile(code, "mine.py", "exec"), {"__name__": "mine"})

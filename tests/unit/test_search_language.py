@@ -118,19 +118,16 @@ def test_a_quoted_value_comes_back(value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "before", "name", "part"),
+    ("text", "last"),
     [
-        ("lo", "", None, "lo"),
-        ("status:dead lo", "status:dead ", None, "lo"),
-        ("task:lo", "", "task", "lo"),
-        ('x key:"a b', "x ", "lock_key", "a b"),
-        ('"a b', "", None, "a b"),
+        ("lo", ("", None, "lo")),
+        ("status:dead lo", ("status:dead ", None, "lo")),
+        ("task:lo", ("", "task", "lo")),
+        ('x key:"a b', ("x ", "lock_key", "a b")),
+        ('"a b', ("", None, "a b")),
+        ("a ", None),
+        ("", None),
     ],
 )
-def test_the_last_term_is_completed(text: str, before: str, name: str | None, part: str) -> None:
-    assert unfinished(text) == (before, name, part)
-
-
-def test_nothing_is_completed_behind_a_space() -> None:
-    assert unfinished("a ") is None
-    assert unfinished("") is None
+def test_the_last_term_is_completed_unless_a_space_ends_it(text: str, last: tuple[str, str | None, str] | None) -> None:
+    assert unfinished(text) == last

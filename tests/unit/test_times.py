@@ -1,7 +1,9 @@
 """When schedules are due, also at a change of the clocks; which due times get a job; what a job may name."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import islice, pairwise, takewhile
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -138,26 +140,26 @@ def test_an_interval_of_a_second_that_rested_for_years_is_looked_at_in_a_moment(
     assert (choice.due[-1], len(choice.due)) == (NOW, times.GRACE_SEC)
 
 
+NO_ZONES = ("", "Mars/Olympus", "../../etc/passwd", "Europe", "UTC\0")
+NO_CLOCKS = ("7:00", "24:00", "07:60", "07:00:00", "seven", "", "07:00\n")
+
+
 @pytest.mark.parametrize(
-    ("cron", "why"),
+    ("check", "text", "why"),
     [
-        ("0 3 * *", "five fields: minute, hour"),
-        ("* * * * * *", "shorter times are for interval_sec"),
-        ("60 * * * *", "bad minute"),
-        ("@daily", "five fields"),
-        ("0 0 30 2 *", "bad day-of-month"),
-        ("0 3 * * FOO", "bad day-of-week"),
+        (times.check_cron, "0 3 * *", "five fields: minute, hour"),
+        (times.check_cron, "* * * * * *", "shorter times are for interval_sec"),
+        (times.check_cron, "60 * * * *", "bad minute"),
+        (times.check_cron, "@daily", "five fields"),
+        (times.check_cron, "0 0 30 2 *", "bad day-of-month"),
+        (times.check_cron, "0 3 * * FOO", "bad day-of-week"),
+        *((times.zone_of, text, "there is no time zone") for text in NO_ZONES),
+        *((times.check_clock, text, "should be a time of the day such as 07:00") for text in NO_CLOCKS),
     ],
 )
-def test_a_wrong_cron_is_refused_with_what_would_be_right(cron: str, why: str) -> None:
+def test_a_wrong_text_is_refused_with_what_would_be_right(check: Callable[[str], Any], text: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        times.check_cron(cron)
-
-
-@pytest.mark.parametrize("zone", ["", "Mars/Olympus", "../../etc/passwd", "Europe", "UTC\0"])
-def test_a_wrong_zone_is_refused(zone: str) -> None:
-    with pytest.raises(ValueError, match="there is no time zone"):
-        times.zone_of(zone)
+        check(text)
 
 
 @pytest.mark.parametrize("name", ["nightly", "a:b.c", "x" * 150])
@@ -208,29 +210,25 @@ def test_the_facts_of_a_due_time_are_those_of_its_zone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("zone", "due", "clock", "ends"),
+    ("zone", "due", "clock", "sec", "ends"),
     [
-        ("Europe/Moscow", "2026-03-02T03:00", "07:00", "2026-03-02T07:00+03:00"),
-        ("Europe/Moscow", "2026-03-02T07:00", "07:00", "2026-03-03T07:00+03:00"),  # not the due time itself
-        ("Europe/Moscow", "2026-03-02T23:30", "00:15", "2026-03-03T00:15+03:00"),
-        ("Europe/Berlin", "2026-03-29T01:30", "07:00", "2026-03-29T07:00+02:00"),  # the clocks change between the two
-        ("Europe/Berlin", "2026-10-25T01:30", "07:00", "2026-10-25T07:00+01:00"),
-        ("Europe/Berlin", "2026-03-28T23:00", "02:30", "2026-03-29T03:30+02:00"),  # the clocks never show it
+        ("Europe/Moscow", "2026-03-02T03:00", "07:00", None, "2026-03-02T07:00+03:00"),
+        ("Europe/Moscow", "2026-03-02T07:00", "07:00", None, "2026-03-03T07:00+03:00"),  # not the due time itself
+        ("Europe/Moscow", "2026-03-02T23:30", "00:15", None, "2026-03-03T00:15+03:00"),
+        (
+            "Europe/Berlin",
+            "2026-03-29T01:30",
+            "07:00",
+            None,
+            "2026-03-29T07:00+02:00",
+        ),  # the clocks change between the two
+        ("Europe/Berlin", "2026-10-25T01:30", "07:00", None, "2026-10-25T07:00+01:00"),
+        ("Europe/Berlin", "2026-03-28T23:00", "02:30", None, "2026-03-29T03:30+02:00"),  # the clocks never show it
+        ("Europe/Berlin", "2026-03-29T01:30", None, 3_600, "2026-03-29T03:30+02:00"),
+        ("Europe/Berlin", "2026-03-29T01:30", None, None, None),
     ],
 )
-def test_a_deadline_by_the_clock_is_the_first_such_time_behind_the_due_time(
-    zone: str, due: str, clock: str, ends: str
+def test_a_deadline_is_the_first_such_time_or_so_many_seconds_behind_the_due_time_or_there_is_none(
+    zone: str, due: str, clock: str | None, sec: int | None, ends: str | None
 ) -> None:
-    assert times.deadline(instant(due, zone), zone, clock, None) == datetime.fromisoformat(ends)
-
-
-def test_a_deadline_is_else_so_many_seconds_behind_the_due_time_or_there_is_none() -> None:
-    due = instant("2026-03-29T01:30", "Europe/Berlin")
-    assert times.deadline(due, "Europe/Berlin", None, 3_600) == due + timedelta(hours=1)
-    assert times.deadline(due, "Europe/Berlin", None, None) is None
-
-
-@pytest.mark.parametrize("text", ["7:00", "24:00", "07:60", "07:00:00", "seven", "", "07:00\n"])
-def test_a_time_of_the_day_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="should be a time of the day such as 07:00"):
-        times.check_clock(text)
+    assert times.deadline(instant(due, zone), zone, clock, sec) == (ends and datetime.fromisoformat(ends))

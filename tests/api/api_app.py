@@ -1,5 +1,7 @@
 """The application on a test's database, for the tests of this folder."""
 
+import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass
@@ -18,7 +20,7 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 from dataloader import config
 from dataloader.api import create_app, dispatch
 from dataloader.api.dashboard import actions
-from dataloader.api.web import sessions
+from dataloader.api.web import sessions, tokens
 from dataloader.ops.op import adapter
 from dataloader.queue import db
 from dataloader.queue.reports import stats
@@ -27,6 +29,7 @@ TRIGGER, BATCH = "/api/v1/jobs/trigger", "/api/v1/jobs/batch"
 HTMX = {"HX-Request": "true"}
 NOWHERE = "postgresql://nobody@127.0.0.1:1/none"  # no server listens on port 1
 MINIMAL = {"queue": "load.cbr", "task": "cbr.currencies", "lock_key": "cbr"}
+TOKENS: defaultdict[str, str] = defaultdict(tokens.new)  # by their names
 Refused = Callable[..., dict[str, Any]]
 
 
@@ -53,6 +56,16 @@ dispatch._view = cache(dispatch._view)  # type: ignore[assignment]
 def made(client: FlaskClient, **fields: Any) -> str:
     """Trigger a job, and return its id."""
     return str(client.post(TRIGGER, json=MINIMAL | fields).get_json()["job_id"])
+
+
+def bearer(name: str) -> dict[str, str]:
+    """The header with the token of this name."""
+    return {"Authorization": f"Bearer {TOKENS[name]}"}
+
+
+def entries(**scopes: str) -> str:
+    """DL_API_TOKENS with a token of each of these names, which has these scopes."""
+    return json.dumps([json.loads(tokens.entry(TOKENS[name], name, held.split())) for name, held in scopes.items()])
 
 
 def rows(conn: db.Connection) -> list[dict[str, Any]]:
@@ -83,6 +96,17 @@ def strict(model: type, document: Any) -> None:
             for row in value if isinstance(value, list) else [value]:
                 if is_dataclass(inner) and isinstance(inner, type) and row is not None:
                     strict(inner, row)
+
+
+def journal(conn: db.Connection, job_id: object, queue: str, *steps: tuple[str, float, dict[str, Any]]) -> None:
+    """Write these steps of a job into its journal: of each the kind, how many seconds ago it was, and the payload."""
+    with conn.transaction():  # in which now() is the same
+        for kind, ago, payload in steps:
+            conn.execute(
+                "INSERT INTO dl_job_events (job_id, queue, kind, ts, payload)"
+                " VALUES (%s, %s, %s, now() - make_interval(secs => %s), %s)",
+                (job_id, queue, kind, ago, json.dumps(payload)),
+            )
 
 
 def show_worker(conn: db.Connection, **fields: Any) -> None:

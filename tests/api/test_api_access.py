@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_app import MINIMAL, NOWHERE, TRIGGER, Refused, running
+from api_app import MINIMAL, NOWHERE, TOKENS, TRIGGER, Refused, bearer, entries, running
 from click.testing import CliRunner
 from flask import Flask
 from flask.testing import FlaskClient
@@ -21,8 +21,8 @@ from dataloader.api.web import auth, tokens
 from dataloader.cli.main import main
 
 JOB = "/api/v1/jobs/01890a5d-ac96-474b-8cce-b302099a8057"
-TOKENS = {name: tokens.new() for name in ("read", "trigger", "operate")}
-ENTRIES = json.dumps([json.loads(tokens.entry(token, f"{name}er", [name])) for name, token in TOKENS.items()])
+SCOPES = ("read", "trigger", "operate")  # and the names of the tokens, of which each has one
+ENTRIES = entries(**dict(zip(SCOPES, SCOPES, strict=True)))
 FROM_AFAR = {"REMOTE_ADDR": "10.0.0.7"}
 
 
@@ -30,10 +30,6 @@ FROM_AFAR = {"REMOTE_ADDR": "10.0.0.7"}
 def guarded(dsn: str) -> Iterator[Flask]:
     with running(dsn, dl_api_tokens=ENTRIES) as app:
         yield app
-
-
-def bearer(name: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {TOKENS[name]}"}
 
 
 def signed_in(app: Flask, name: str) -> FlaskClient:
@@ -102,7 +98,7 @@ def test_every_address_opens_to_its_scopes_and_to_nothing_else(guarded: Flask) -
 def _opens_to(client: FlaskClient, method: str, address: str, wanted: frozenset[str]) -> None:
     """Whoever is let in gets something else than 401 and 403; a sign-in without a token is none."""
     given = {}
-    for name, headers in {"nobody": {}, **{name: bearer(name) for name in TOKENS}}.items():
+    for name, headers in {"nobody": {}, **{name: bearer(name) for name in SCOPES}}.items():
         with client.open(address, method=method, headers=headers) as answer:
             given[name] = answer.status_code
     let_in = {name for name, status in given.items() if status not in (401, 403)}
@@ -177,30 +173,29 @@ def test_a_view_without_a_mark_needs_read_or_operate(guarded: Flask) -> None:
     guarded.add_url_rule("/unmarked", view_func=lambda: {}, methods=["GET", "POST"])
     client = guarded.test_client()
     seen = {(m, name): client.open("/unmarked", method=m, headers=bearer(name)).status_code
-            for m in ("GET", "POST") for name in TOKENS}  # fmt: skip
+            for m in ("GET", "POST") for name in SCOPES}  # fmt: skip
     assert {call for call, status in seen.items() if status == 200} == {("GET", "read"), ("POST", "operate")}
 
 
 def test_the_audit_names_the_token_and_nothing_holds_it(guarded: Flask) -> None:
     with capture_logs() as logs:
-        answers = [guarded.test_client().post(TRIGGER, json=MINIMAL, headers=bearer(name)) for name in TOKENS]
+        answers = [guarded.test_client().post(TRIGGER, json=MINIMAL, headers=bearer(name)) for name in SCOPES]
         page = guarded.test_client().post("/login", data={"token": "dl_wrong"})
     assert [answer.status_code for answer in answers] == [403, 200, 403]
     written = json.dumps(logs, default=str) + page.text + "".join(a.text + str(a.headers) for a in answers)
-    assert not [token for token in (*TOKENS.values(), *map(tokens.digest, TOKENS.values())) if token in written]
+    for token in map(TOKENS.__getitem__, SCOPES):
+        assert token not in written
+        assert tokens.digest(token) not in written
     assert "dl_wrong" not in written
 
 
 def test_who_asks_for_the_journal(guarded: Flask) -> None:
     guarded.add_url_rule("/who", view_func=lambda: auth.who())
     client = guarded.test_client()
-    assert client.get("/who", headers=bearer("read"), environ_base=FROM_AFAR).text == "token reader from 10.0.0.7"
+    assert client.get("/who", headers=bearer("read"), environ_base=FROM_AFAR).text == "token read from 10.0.0.7"
     with running(NOWHERE) as app:
         app.add_url_rule("/who", view_func=lambda: f"{auth.who()} {auth.may('read')} {auth.may('operate')}")
         assert app.test_client().get("/who", environ_base=FROM_AFAR).text == "anonymous from 10.0.0.7 True False"
-
-
-# Without tokens ---------------------------------------------------------------------------------------------
 
 
 def test_without_tokens_only_this_machine_changes_anything(client: FlaskClient, refused: Refused) -> None:
@@ -310,15 +305,12 @@ def test_a_service_without_tokens_says_so_once(monkeypatch: pytest.MonkeyPatch, 
     assert capsys.readouterr().err == "", "what collects JSON gets JSON"
 
 
-# Proxies and other sites ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("proxies", "seen"), [(0, "127.0.0.1"), (1, "10.2.2.2"), (2, "10.1.1.1")])
 def test_only_trusted_proxies_are_believed(dsn: str, proxies: int, seen: str) -> None:
     with running(dsn, dl_api_tokens=ENTRIES, dl_trusted_proxies=proxies) as app:
         app.add_url_rule("/who", view_func=lambda: auth.who())
         headers = bearer("read") | {"X-Forwarded-For": "10.9.9.9, 10.1.1.1, 10.2.2.2"}
-        assert app.test_client().get("/who", headers=headers).text == f"token reader from {seen}"
+        assert app.test_client().get("/who", headers=headers).text == f"token read from {seen}"
 
 
 def test_a_request_that_came_by_no_proxy_is_local_although_proxies_are_trusted(dsn: str) -> None:
@@ -368,9 +360,8 @@ def test_a_path_that_no_proxy_vouches_for_or_that_is_odd_does_not_count(dsn: str
         assert app.test_client().get("/jobs", headers=headers).headers["Location"] == "/login?next=%2Fjobs"
 
 
-@pytest.mark.parametrize(
-    ("headers", "may"),
-    [
+def test_j9_other_sites_change_nothing(guarded: Flask, client: FlaskClient) -> None:
+    for headers, may in [
         ({"Sec-Fetch-Site": "same-origin", "Origin": "http://localhost"}, True),
         ({"Sec-Fetch-Site": "none"}, True),
         ({"Origin": "https://localhost:443"}, True),
@@ -385,17 +376,11 @@ def test_a_path_that_no_proxy_vouches_for_or_that_is_odd_does_not_count(dsn: str
         ({"Sec-Fetch-Site": "none,cross-site"}, False),
         ({"Referer": "http://evil.example/http://localhost/"}, False),
         ({"Referer": "http://localhost/jobs"}, True),
-    ],
-)
-@pytest.mark.long
-def test_j9_other_sites_change_nothing(guarded: Flask, client: FlaskClient, headers: dict[str, str], may: bool) -> None:
-    anonymous = client.post(TRIGGER, json=MINIMAL, headers=headers)
-    by_token = guarded.test_client().post(TRIGGER, json=MINIMAL, headers=headers | bearer("trigger"))
-    assert {anonymous.status_code, by_token.status_code} == ({200} if may else {403})
-    assert client.get(JOB + "/status", headers=headers).status_code == 404
-
-
-# The dashboard's cookie -------------------------------------------------------------------------------------
+    ]:
+        anonymous = client.post(TRIGGER, json=MINIMAL, headers=headers)
+        by_token = guarded.test_client().post(TRIGGER, json=MINIMAL, headers=headers | bearer("trigger"))
+        assert {anonymous.status_code, by_token.status_code} == ({200} if may else {403}), headers
+        assert client.get(JOB + "/status", headers=headers).status_code == 404
 
 
 def test_a_sign_in_and_out(guarded: Flask) -> None:
@@ -452,19 +437,16 @@ def test_a_sign_in_leads_to_no_other_site(guarded: Flask) -> None:
 OURS = {"HX-Request": "true", "Sec-Fetch-Site": "same-origin"}
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
+def test_a_change_by_cookie_comes_from_our_own_page(guarded: Flask) -> None:
+    for headers, status in [
         (OURS, 404),
         ({"HX-Request": "true", "Origin": "http://localhost"}, 404),
         ({"HX-Request": "true"}, 403),
         ({"Sec-Fetch-Site": "same-origin"}, 403),
         (OURS | {"Sec-Fetch-Site": "same-site"}, 403),
-    ],
-)
-def test_a_change_by_cookie_comes_from_our_own_page(guarded: Flask, headers: dict[str, str], status: int) -> None:
-    assert signed_in(guarded, "operate").post(JOB + "/cancel", headers=headers).status_code == status
-    assert signed_in(guarded, "read").post(JOB + "/cancel", headers=headers).status_code == 403
+    ]:
+        assert signed_in(guarded, "operate").post(JOB + "/cancel", headers=headers).status_code == status, headers
+        assert signed_in(guarded, "read").post(JOB + "/cancel", headers=headers).status_code == 403
 
 
 def test_people_are_led_to_the_sign_in_and_programs_are_not(guarded: Flask) -> None:
@@ -475,6 +457,8 @@ def test_people_are_led_to_the_sign_in_and_programs_are_not(guarded: Flask) -> N
     assert client.get("/page", headers={"Accept": "*/*"}).status_code == 401
     assert client.get(JOB + "/status", headers=browser).status_code == 401
     assert client.get("/page", headers={"HX-Request": "true"}).headers["HX-Redirect"] == "/login"
+    opened = {"HX-Request": "true", "HX-Current-URL": "http://localhost/jobs?status=dead"}
+    assert client.get("/jobs", headers=opened).headers["HX-Redirect"] == "/login?next=%2Fjobs%3Fstatus%3Ddead"
 
 
 def test_people_come_back_to_the_page_that_they_wanted(guarded: Flask) -> None:
@@ -498,12 +482,6 @@ def test_a_link_on_another_site_leads_a_signed_in_reader_to_its_page(guarded: Fl
     assert signed_in(guarded, "read").get("/login?next=//evil.example/").location == "/"
 
 
-def test_an_open_page_leads_to_the_sign_in_and_back(guarded: Flask) -> None:
-    headers = {"HX-Request": "true", "HX-Current-URL": "http://localhost/jobs?status=dead"}
-    answer = guarded.test_client().get("/jobs", headers=headers)
-    assert answer.headers["HX-Redirect"] == "/login?next=%2Fjobs%3Fstatus%3Ddead"
-
-
 def test_without_tokens_there_is_nothing_to_sign_in_to(client: FlaskClient) -> None:
     assert client.get("/login?next=/jobs").location == "/jobs"
 
@@ -513,9 +491,6 @@ def test_j6_chunks_and_large_bodies_are_refused_everywhere(client: FlaskClient, 
     assert client.post(path, headers={"Transfer-Encoding": "chunked"}).status_code == 411
     large = {"data": "x" * 300_000, "content_type": "application/x-www-form-urlencoded"}
     assert client.post(path, **large).status_code == 413
-
-
-# Tokens as they are made ------------------------------------------------------------------------------------
 
 
 def test_the_command_makes_a_token_and_its_entry(dsn: str) -> None:

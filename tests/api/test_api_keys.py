@@ -1,40 +1,28 @@
 """Idempotency keys where there are tokens: a token is told of the jobs that it has triggered, and of no others."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-from api_app import BATCH, MINIMAL, TRIGGER, Refused, running
+from api_app import BATCH, MINIMAL, TRIGGER, Refused, bearer, entries, running
 from flask.testing import FlaskClient
 
 import dataloader
-from dataloader.api.web import tokens
 from dataloader.queue import db, operations
 
 TokensOf = Callable[..., FlaskClient]
-GIVEN = {name: tokens.new() for name in ("airflow", "stranger", "ops", "eyes")}
-
-
-def bearer(name: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {GIVEN[name]}"}
 
 
 @pytest.fixture
 def tokened(dsn: str) -> Iterator[TokensOf]:
     """A client of the application with these tokens, each with its scopes."""
     with ExitStack() as stack:
-
-        def make(**scopes: list[str]) -> FlaskClient:
-            entries = [json.loads(tokens.entry(GIVEN[name], name, held)) for name, held in scopes.items()]
-            return stack.enter_context(running(dsn, dl_api_tokens=json.dumps(entries))).test_client()
-
-        yield make
+        yield lambda **scopes: stack.enter_context(running(dsn, dl_api_tokens=entries(**scopes))).test_client()
 
 
 def test_a_token_learns_no_id_of_the_job_that_its_own_waits_for(tokened: TokensOf, conn: db.Connection) -> None:
     """A guessed lock key would give it, and by the id a job is read and cancelled."""
-    client = tokened(airflow=["trigger"], stranger=["trigger"], eyes=["trigger", "read"])
+    client = tokened(airflow="trigger", stranger="trigger", eyes="trigger read")
     holder = client.post(TRIGGER, json=MINIMAL, headers=bearer("airflow")).get_json()["job_id"]
     conn.execute("UPDATE dl_jobs SET status = 'running', lease_expires_at = now() + interval '1 min'")
     job = f"/api/v1/jobs/{client.post(TRIGGER, json=MINIMAL, headers=bearer('stranger')).get_json()['job_id']}"
@@ -51,7 +39,7 @@ def test_a_token_learns_nothing_of_the_job_that_has_anothers_key(
     tokened: TokensOf, refused: Refused, conn: db.Connection
 ) -> None:
     """A guessed idempotency key gives neither the id, by which the job could be cancelled, nor the status."""
-    client = tokened(airflow=["trigger"], stranger=["trigger"], ops=["trigger", "operate"], eyes=["trigger", "read"])
+    client = tokened(airflow="trigger", stranger="trigger", ops="trigger operate", eyes="trigger read")
     keyed = MINIMAL | {"idempotency_key": "cbr-2026-01-31"}
     mine = client.post(TRIGGER, json=keyed, headers=bearer("airflow"))
     job_id = mine.get_json()["job_id"]
@@ -68,7 +56,7 @@ def test_a_token_learns_nothing_of_the_job_that_has_anothers_key(
 
 
 def test_a_batch_with_anothers_key_adds_nothing(tokened: TokensOf, refused: Refused, conn: db.Connection) -> None:
-    client = tokened(airflow=["trigger"], stranger=["trigger"], ops=["trigger", "operate"])
+    client = tokened(airflow="trigger", stranger="trigger", ops="trigger operate")
     batch = {"jobs": [MINIMAL, MINIMAL | {"idempotency_key": "a"}, MINIMAL | {"idempotency_key": "b"}]}
     first = client.post(BATCH, json=batch, headers=bearer("airflow")).get_json()["jobs"]
     again = client.post(BATCH, json={"jobs": batch["jobs"][1:]}, headers=bearer("airflow")).get_json()["jobs"]
@@ -90,7 +78,7 @@ def test_the_key_of_a_producer_without_a_token_is_anothers(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, idempotency_key)"
         " VALUES (gen_random_uuid(), 'q', 't', 'k', 'sql')"
     )
-    client = tokened(airflow=["trigger"])
+    client = tokened(airflow="trigger")
     for key in ("plain", "sql"):
         answer = client.post(TRIGGER, json=MINIMAL | {"idempotency_key": key}, headers=bearer("airflow"))
         refused(answer, 409, "key-taken")
@@ -104,7 +92,7 @@ def test_without_tokens_a_key_is_everybodys(client: FlaskClient, conn: db.Connec
 
 
 def test_the_journal_says_which_token_has_triggered(tokened: TokensOf, conn: db.Connection) -> None:
-    client = tokened(airflow=["trigger"])
+    client = tokened(airflow="trigger")
     client.post(TRIGGER, json=MINIMAL | {"producer": "p"}, headers=bearer("airflow"))
     client.post(BATCH, json={"jobs": [MINIMAL | {"idempotency_key": "a"}]}, headers=bearer("airflow"))
     rows = conn.execute("SELECT payload - 'user' FROM dl_job_events ORDER BY event_id").fetchall()

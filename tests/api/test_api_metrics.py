@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from api_app import MINIMAL, NOWHERE, TRIGGER, running, show_worker
+from api_app import MINIMAL, NOWHERE, TRIGGER, journal, running, show_worker
 from flask import Flask
 from flask.testing import FlaskClient
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
@@ -41,21 +41,12 @@ def value(samples: list[Any], **labels: str) -> float:
     return float(found)
 
 
-def end(conn: db.Connection, job_id: str, kind: str, seconds: float) -> None:
-    conn.execute(
-        "INSERT INTO dl_job_events (job_id, queue, kind, ts) VALUES"
-        " (%(job)s, 'load.cbr', 'picked', now() - make_interval(secs => %(seconds)s)),"
-        " (%(job)s, 'load.cbr', %(kind)s, now())",
-        {"job": job_id, "kind": kind, "seconds": seconds},
-    )
-
-
 def test_the_farm_and_the_requests(client: FlaskClient, conn: db.Connection) -> None:
     ids = [client.post(TRIGGER, json=MINIMAL).get_json()["job_id"] for _ in range(3)]
     client.post(TRIGGER, json=MINIMAL | {"available_at": "2030-01-01T00:00:00Z", "queue": 'a"b\\c\n'.strip()})
     conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now() WHERE job_id = %s", (ids[0],))
     for job_id, kind, seconds in zip(ids, ("done", "failed", "lost"), (0.3, 2.0, 100_000.0), strict=True):
-        end(conn, job_id, kind, seconds)
+        journal(conn, job_id, "load.cbr", ("picked", seconds, {}), (kind, 0, {}))
     conn.execute("UPDATE dl_jobs SET created_at = now() - interval '1 h', available_at = now() - interval '1 h'"
                  " WHERE job_id = %s", (ids[1],))  # fmt: skip
     show_worker(conn, queue="load.cbr", memory_bytes=5_000_000)

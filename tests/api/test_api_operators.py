@@ -1,14 +1,13 @@
 """What operators do over HTTP: to one job, to many, to queues; what forbids it; who did it."""
 
 import re
-from hashlib import sha256
 from html import unescape
 from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
 import pytest
-from api_app import BATCH, HTMX, MINIMAL, TRIGGER, Refused, made, running
+from api_app import BATCH, HTMX, MINIMAL, TRIGGER, Refused, bearer, entries, made, running
 from flask.testing import FlaskClient
 
 from dataloader.api.dashboard import actions
@@ -17,7 +16,6 @@ from dataloader.api.web.endpoint import OF_QUEUE
 from dataloader.queue import db, enqueue, operations
 from dataloader.queue.reports import stats
 
-TOKEN = "dl_" + "a" * 43
 LATER = "2031-01-31T06:30:00Z"
 BULK = "/api/v1/jobs/bulk"
 
@@ -45,27 +43,20 @@ def test_the_order_of_a_queue_is_set_field_by_field(client: FlaskClient) -> None
     assert (listed["ordered"], listed["merge"], listed["on_dead"]) == (True, True, "hold")
 
 
-@pytest.mark.parametrize(
-    ("method", "step", "status"),
-    [
-        ("POST", "/requeue", "queued"),
-        ("POST", "/requeue", "running"),
-        ("POST", "/run-now", "running"),
-        ("POST", "/run-now", "failed"),
-        ("DELETE", "", "running"),
-    ],
-)
-def test_a_status_that_forbids_it_is_409_and_named(
-    client: FlaskClient, conn: db.Connection, refused: Refused, method: str, step: str, status: str
-) -> None:
-    job_id = made(client)
-    if status == "running":
-        run(conn, job_id)
-    elif status != "queued":
-        end(conn, job_id, status)
-    problem = refused(client.open(f"/api/v1/jobs/{job_id}{step}", method=method), 409, "conflict")
-    assert problem["detail"].startswith(f"the job is {status}; ")
-    assert client.get(f"/api/v1/jobs/{job_id}/status").get_json()["status"] == status
+def test_a_status_that_forbids_it_is_409_and_named(client: FlaskClient, conn: db.Connection, refused: Refused) -> None:
+    queued, running, failed = (made(client, lock_key=status) for status in ("queued", "running", "failed"))
+    run(conn, running)
+    end(conn, failed, "failed")
+    for method, job_id, step, status in [
+        ("POST", queued, "/requeue", "queued"),
+        ("POST", running, "/requeue", "running"),
+        ("POST", running, "/run-now", "running"),
+        ("POST", failed, "/run-now", "failed"),
+        ("DELETE", running, "", "running"),
+    ]:
+        problem = refused(client.open(f"/api/v1/jobs/{job_id}{step}", method=method), 409, "conflict")
+        assert problem["detail"].startswith(f"the job is {status}; ")
+        assert client.get(f"/api/v1/jobs/{job_id}/status").get_json()["status"] == status
 
 
 def test_a_change_of_a_queue_that_nobody_knows_says_so(client: FlaskClient, conn: db.Connection) -> None:
@@ -83,13 +74,11 @@ def test_a_change_of_a_queue_that_nobody_knows_says_so(client: FlaskClient, conn
     assert "No queue of this name is known now" in client.post("/do/pause?queue=load.cbx", headers=HTMX).text
 
 
-def test_the_names_of_other_queues_are_for_those_who_may_read(dsn: str) -> None:
-    token = {"name": "ops", "scopes": ["operate"], "sha256": sha256(TOKEN.encode()).hexdigest()}
-    with running(dsn, dl_api_tokens=[token]) as app, db.connect(dsn, name="test", schema="public") as conn:
-        enqueue.enqueue(conn, enqueue.NewJob("load.cbr", "t", "k"))
-        stats.aggregate(conn)
-        given = {"headers": {"Authorization": f"Bearer {TOKEN}"}}
-        answer = app.test_client().post("/api/v1/queues/load.crb/pause", **given).get_json()
+def test_the_names_of_other_queues_are_for_those_who_may_read(dsn: str, conn: db.Connection) -> None:
+    enqueue.enqueue(conn, enqueue.NewJob("load.cbr", "t", "k"))
+    stats.aggregate(conn)
+    with running(dsn, dl_api_tokens=entries(ops="operate")) as app:
+        answer = app.test_client().post("/api/v1/queues/load.crb/pause", headers=bearer("ops")).get_json()
     assert (answer["is_known"], answer["similar"]) == (False, [])
 
 
@@ -178,10 +167,7 @@ def test_any_other_name_belongs_into_the_path(client: FlaskClient, refused: Refu
     refused(answer, 400, "invalid-input", "/name")
 
 
-VERBS = ("run-all", "kill-retries", "requeue-dead", "delete-dead")
-
-
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", ["run-all", "kill-retries", "requeue-dead", "delete-dead"])
 def test_a_whole_queue_by_filter_and_in_steps(
     client: FlaskClient, conn: db.Connection, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
@@ -205,7 +191,7 @@ def test_jobs_that_may_not_have_run_are_not_filtered_by_their_error(client: Flas
     refused(client.post("/api/v1/queues/load.cbr/run-all", json={"error": "no"}), 400, "invalid-input", "/error")
 
 
-def test_a_queue_is_moved_until_it_is_done(client: FlaskClient, conn: db.Connection) -> None:
+def test_a_queue_is_moved_until_it_is_done(client: FlaskClient) -> None:
     client.put("/api/v1/queues/orders", json={"ordered": True, "on_dead": "hold"})
     jobs = [made(client, queue="orders") for _ in range(3)]
     path, moved = "/api/v1/queues/orders/move", {"queue": "orders", "to": "orders_v2"}
@@ -305,9 +291,7 @@ def test_every_change_is_in_the_audit(client: FlaskClient, monkeypatch: pytest.M
     job_id = made(client)
     lines: list[dict[str, Any]] = []
     monkeypatch.setattr(audit.log, "audit", lambda event, **facts: lines.append({"event": event, **facts}))
-    client.post(f"/api/v1/jobs/{job_id}/run-now")
     client.post(f"{BULK}/cancel", json={"job_ids": [job_id]})
-    client.post("/api/v1/queues/load.cbr/pause")
     client.put("/api/v1/queues/load.cbr/limit", json={"max_length": 7})
     client.post("/api/v1/queues/load.cbr/delete-dead")
     client.delete(f"/api/v1/jobs/{job_id}")
@@ -316,9 +300,7 @@ def test_every_change_is_in_the_audit(client: FlaskClient, monkeypatch: pytest.M
     known = {"event", "who", "remote", "method", "path", "status", "duration_ms"}
     changed = [{name: value for name, value in line.items() if name not in known} for line in ends]
     assert changed == [
-        {"job_id": job_id},
         {"jobs": 1, "first_job_id": job_id, "last_job_id": job_id},
-        {"queue": "load.cbr"},
         {"queue": "load.cbr", "max_length": 7},
         {"queue": "load.cbr", "jobs": 0},
         {"job_id": job_id},

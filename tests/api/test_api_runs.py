@@ -4,7 +4,7 @@ from urllib.parse import quote
 from uuid import UUID
 
 import pytest
-from api_app import answered, asked
+from api_app import answered, asked, journal
 from flask.testing import FlaskClient
 
 from dataloader.model.runs import QueueRuns, TaskRuns
@@ -12,8 +12,6 @@ from dataloader.queue import db, operations
 from dataloader.queue.reports import stats
 
 NAMES = ["load", "a/b", "..", ".", "<script>alert(1)</script>", "x" * 500, "a?b#c%2f", "é\u202e \n"]
-
-
 WORKER = "host-1:77:boot"
 
 
@@ -30,15 +28,10 @@ def ran(conn: db.Connection, task: str = "load", queue: str = "q", end: str | No
             {"queue": queue, "task": task, "status": status, "end": end, "worker": WORKER},
         ).fetchone()
     assert made
-    with conn.transaction():  # in which now() is the same
-        for ago, kind in ((5, "queued"), (3, "picked"), (1, end)):
-            if kind:
-                conn.execute(
-                    "INSERT INTO dl_job_events (job_id, queue, ts, kind, payload) VALUES"
-                    " (%s, %s, now() - make_interval(secs => %s), %s,"
-                    " jsonb_build_object('worker', %s::text, 'peak_mb', %s::int))",
-                    (made[0], queue, ago, kind, WORKER, 50 if kind == end else None),
-                )
+    steps = [("queued", 5, {"worker": WORKER}), ("picked", 3, {"worker": WORKER})]
+    if end:
+        steps.append((end, 1, {"worker": WORKER, "peak_mb": 50}))
+    journal(conn, made[0], queue, *steps)
     stats.aggregate(conn)
     job_id: UUID = made[0]
     return job_id
@@ -123,14 +116,6 @@ def test_the_timeline_claims_no_begin_that_it_does_not_know(client: FlaskClient,
     rows = {row.partition("</a>")[0]: row for row in client.get("/timeline").text.split('<a class="task" href="')[1:]}
     assert '"number">5 h</td>' in rows['/tasks/long">long']
     assert rows['/tasks/unknown">unknown'].count('class="number">–</td>') == 2
-
-
-def test_what_happened_is_told_once_for_many(client: FlaskClient, conn: db.Connection) -> None:
-    for _ in range(3):
-        ran(conn, end="failed")
-    text = client.get("/activity").text
-    assert "3 jobs, the last:" in text
-    assert "dead: failed" in text
 
 
 def test_a_bulk_insert_hides_no_run_and_no_order(client: FlaskClient, conn: db.Connection) -> None:

@@ -1,18 +1,16 @@
 """GET /api/v1/jobs/{id}/status?wait=: an answer once the job has changed, and what ends a wait otherwise."""
 
-import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from api_app import MINIMAL, TRIGGER, Refused, running
+from api_app import MINIMAL, TRIGGER, Refused, bearer, entries, running
 from flask import Flask
 from flask.testing import FlaskClient
 from link import SILENT, linked
 from patience import until
 
-from dataloader.api.web import tokens
 from dataloader.api.web.long_poll import Outcome
 from dataloader.queue import db
 
@@ -68,30 +66,25 @@ def test_a_wait_ends_when_the_job_changes(client: FlaskClient, conn: db.Connecti
     assert client.get(job + "?wait=30").get_json()["status"] == "canceled"  # at once: nothing more will come
 
 
+PAUSED = "INSERT INTO dl_queues (queue, paused_at, paused_by) VALUES ('load.cbr', now(), 'x')"
 SHOWN = """INSERT INTO dl_workers (worker, farm, host, pid, queue, state, started_at)
   VALUES (gen_random_uuid()::text, 'f', 'h', 1, 'load.cbr', 'idle', now())"""
 BUSY = """INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, lease_expires_at)
   VALUES (gen_random_uuid(), 'load.cbr', 't', 'cbr', 'running', now() + interval '1 min')"""
 
 
-@pytest.mark.parametrize(
-    ("change", "undo", "reason"),
-    [
-        (
-            "INSERT INTO dl_queues (queue, paused_at, paused_by) VALUES ('load.cbr', now(), 'x')",
-            "DELETE FROM dl_queues",
-            "paused",
-        ),
-        (SHOWN, "DELETE FROM dl_workers", "worker"),
-        (BUSY, "UPDATE dl_jobs SET lease_expires_at = now() WHERE status = 'running'", "lock"),
-    ],
-)
 def test_a_wait_ends_when_the_job_waits_for_something_else(
-    client: FlaskClient, conn: db.Connection, job: str, asked: Asked, change: str, undo: str, reason: str
+    client: FlaskClient, conn: db.Connection, job: str, asked: Asked
 ) -> None:
-    before = client.get(job)
-    assert before.get_json()["waiting_for"]["reason"] == "no_worker"
-    for statement, wanted in ((change, reason), (undo, "no_worker")):
+    assert client.get(job).get_json()["waiting_for"]["reason"] == "no_worker"
+    for statement, wanted in [
+        (PAUSED, "paused"),
+        ("DELETE FROM dl_queues", "no_worker"),
+        (SHOWN, "worker"),
+        ("DELETE FROM dl_workers", "no_worker"),
+        (BUSY, "lock"),
+        ("UPDATE dl_jobs SET lease_expires_at = now() WHERE status = 'running'", "no_worker"),
+    ]:
         known = {"If-None-Match": client.get(job).headers["ETag"]}
         answer = asked(job + "?wait=30", **known)
         assert not answer.done()
@@ -142,19 +135,16 @@ def test_who_waits_holds_no_session_and_the_surplus_is_answered(dsn: str) -> Non
 
 
 def test_a_token_leaves_places_to_the_others(dsn: str) -> None:
-    keys = {name: tokens.new() for name in ("many", "other")}
-    entries = json.dumps([json.loads(tokens.entry(key, name, ["trigger"])) for name, key in keys.items()])
-    with running(dsn, dl_api_tokens=entries) as app, ThreadPoolExecutor() as threads:
+    tokens = entries(many="trigger", other="trigger")
+    with running(dsn, dl_api_tokens=tokens) as app, ThreadPoolExecutor() as threads:
         app.extensions["on_threads"](8)  # so four may wait
         polls = app.extensions["long_polls"]
 
         def ask(name: str, path: str, method: str = "GET", **more: Any) -> Any:
-            return app.test_client().open(
-                path, method=method, headers={"Authorization": f"Bearer {keys[name]}"}, **more
-            )
+            return app.test_client().open(path, method=method, headers=bearer(name), **more)
 
-        of = {name: ask(name, TRIGGER, "POST", json=MINIMAL | {"lock_key": name}).get_json()["job_id"] for name in keys}
-        many, other = (f"/api/v1/jobs/{job}/status?wait=30" for job in of.values())
+        added = [ask(name, TRIGGER, "POST", json=MINIMAL | {"lock_key": name}) for name in ("many", "other")]
+        many, other = (f"/api/v1/jobs/{answer.get_json()['job_id']}/status?wait=30" for answer in added)
         waiting = [threads.submit(ask, "many", many) for _ in range(3)]
         until(lambda: len(polls._waiting) == 3, "three to wait")
         assert "Retry-After" in ask("many", many).headers

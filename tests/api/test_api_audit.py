@@ -55,24 +55,21 @@ def test_a_change_is_in_the_audit_with_its_job(dsn: str, lines: Lines) -> None:
     assert 0 < end["duration_ms"] < 10_000
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
+def test_every_request_has_an_end_and_names_no_job_it_did_not_change(client: FlaskClient, lines: Lines) -> None:
+    written = 0
+    for method, path, status in [
         ("GET", "/health", 200),
         ("GET", "/nothing/here", 404),
         ("GET", TRIGGER, 405),
         ("POST", TRIGGER, 400),
         ("GET", "/api/v1/jobs/a%0Ab%1B%E2%80%A8/status", 400),
-    ],
-)
-def test_every_request_has_an_end_and_names_no_job_it_did_not_change(
-    client: FlaskClient, lines: Lines, method: str, path: str, status: int
-) -> None:
-    answer = client.open(path, method=method)
-    begin, end = lines("audit")
-    assert end["status"] == answer.status_code == status
-    assert begin["request_id"] == end["request_id"] == answer.headers["X-Request-ID"]
-    assert "job_id" not in end
+    ]:
+        answer = client.open(path, method=method)
+        begin, end = lines("audit")[written:]
+        written += 2
+        assert end["status"] == answer.status_code == status
+        assert begin["request_id"] == end["request_id"] == answer.headers["X-Request-ID"]
+        assert "job_id" not in end
 
 
 def test_requests_are_measured_by_route_and_not_by_path(client: FlaskClient, lines: Lines) -> None:

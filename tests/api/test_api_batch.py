@@ -4,7 +4,7 @@ import json
 from typing import Any
 from uuid import UUID
 
-from api_app import BATCH, MINIMAL, NOWHERE, TRIGGER, Refused, rows, running
+from api_app import BATCH, MINIMAL, NOWHERE, TRIGGER, Refused, answered, rows, running
 from flask.testing import FlaskClient
 from test_api_audit import Lines, lines  # noqa: F401
 from test_api_refusals import CANARY, DOCUMENTS, FIELDS, WITHOUT
@@ -88,9 +88,8 @@ def test_all_wrong_fields_are_named_but_the_answer_stays_small(client: FlaskClie
 def test_ten_thousand_jobs_are_taken_and_one_more_is_not(
     client: FlaskClient, conn: db.Connection, refused: Refused
 ) -> None:
-    answer = batch(client, *numbered(10_000))
-    assert answer.status_code == 200
-    assert len({UUID(job["job_id"]) for job in answer.json["jobs"]}) == 10_000
+    jobs = answered(batch(client, *numbered(10_000)))["jobs"]
+    assert len({UUID(job["job_id"]) for job in jobs}) == 10_000
     assert [row["args"]["n"] for row in rows(conn)] == list(range(10_000))
     refused(batch(client, *[MINIMAL] * 10_001), 400, "invalid-input", "/jobs")
 

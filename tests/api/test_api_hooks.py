@@ -11,7 +11,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from api_app import BATCH, MINIMAL, TRIGGER, Refused, rows, running
+from api_app import BATCH, MINIMAL, TRIGGER, Refused, answered, rows, running
 from flask.testing import FlaskClient
 
 import dataloader
@@ -58,9 +58,6 @@ def derived(row: dict[str, Any]) -> dict[str, Any]:
     return {name: row[name] for name in DERIVED}
 
 
-# --- the API ---
-
-
 def test_a_trigger_may_leave_the_key_to_the_hook(
     client: FlaskClient, conn: db.Connection, by_order: list[dict[str, Any]]
 ) -> None:
@@ -89,9 +86,8 @@ def test_a_hook_may_replace_the_key_of_the_header(client: FlaskClient, conn: db.
         refused(answer, 400, "invalid-input", "/idempotency_key")
 
 
-def test_the_sentence_of_a_refusal_is_the_answer(
-    client: FlaskClient, conn: db.Connection, refused: Refused, by_order: list[dict[str, Any]]
-) -> None:
+@pytest.mark.usefixtures("by_order")
+def test_the_sentence_of_a_refusal_is_the_answer(client: FlaskClient, conn: db.Connection, refused: Refused) -> None:
     problem = refused(client.post(TRIGGER, json=ORDER | {"args": {"n": 1}}), 400, "invalid-input", "")
     assert problem["detail"] == "args.order is missing"
     answer = client.post(BATCH, json={"jobs": [ORDER, ORDER | {"args": {}}]})
@@ -107,43 +103,33 @@ def test_a_batch(client: FlaskClient, conn: db.Connection, by_order: list[dict[s
     assert [row["lock_key"] for row in rows(conn)] == ["order-7", "order-8"]
 
 
-@pytest.mark.parametrize(
-    ("job", "pointer"),
-    [
+def test_no_hook_sees_what_is_not_valid(client: FlaskClient, refused: Refused, by_order: list[dict[str, Any]]) -> None:
+    for job, pointer in [
         ("text", ""),
         (None, ""),
         (ORDER | {"args": [7]}, "/args"),
         ({"queue": "orders", "args": {}}, "/task"),
         (ORDER | {"lock_key": None}, "/lock_key"),
         (ORDER | {"prio": 1}, "/prio"),
-    ],
-)
-def test_no_hook_sees_what_is_not_valid(
-    client: FlaskClient, refused: Refused, by_order: list[dict[str, Any]], job: Any, pointer: str
-) -> None:
-    refused(client.post(BATCH, json={"jobs": [ORDER, job]}), 400, "invalid-input", f"/jobs/1{pointer}")
-    refused(client.post(TRIGGER, json=job), 400, "invalid-input", pointer)
-    assert by_order == []
+    ]:
+        refused(client.post(BATCH, json={"jobs": [ORDER, job]}), 400, "invalid-input", f"/jobs/1{pointer}")
+        refused(client.post(TRIGGER, json=job), 400, "invalid-input", pointer)
+        assert by_order == [], job
 
 
-@pytest.mark.parametrize(
-    ("made", "pointer"),
-    [
+def test_what_a_hook_returns_is_checked_as_a_body(client: FlaskClient, conn: db.Connection, refused: Refused) -> None:
+    around_enqueue(lambda job: job | made)
+    for made, pointer in [  # noqa: B007  the hook reads it
         ({"queue": "", "lock_key": "k"}, "/queue"),
         ({"keys": 1, "lock_key": "k"}, "/keys"),
         ({"lock_key": "k\0"}, "/lock_key"),
         ({"lock_key": "k", "args": {"n": "\ud800"}}, "/args/n"),
         ({"lock_key": "k", "available_at": datetime(2026, 1, 31)}, "/available_at"),  # noqa: DTZ001
         ({"lock_key": "k", "available_at": AT + timedelta(days=9_999)}, "/available_at"),
-    ],
-)
-def test_what_a_hook_returns_is_checked_as_a_body(
-    client: FlaskClient, conn: db.Connection, refused: Refused, made: dict[str, Any], pointer: str
-) -> None:
-    around_enqueue(lambda job: job | made)
-    refused(client.post(TRIGGER, json=ORDER), 400, "invalid-input", pointer)
-    refused(client.post(BATCH, json={"jobs": [ORDER]}), 400, "invalid-input", f"/jobs/0{pointer}")
-    assert rows(conn) == []
+    ]:
+        refused(client.post(TRIGGER, json=ORDER), 400, "invalid-input", pointer)
+        refused(client.post(BATCH, json={"jobs": [ORDER]}), 400, "invalid-input", f"/jobs/0{pointer}")
+        assert rows(conn) == []
 
 
 def test_a_hook_that_makes_too_much_of_a_job(client: FlaskClient, refused: Refused) -> None:
@@ -152,21 +138,15 @@ def test_a_hook_that_makes_too_much_of_a_job(client: FlaskClient, refused: Refus
     refused(client.post(BATCH, json={"jobs": [MINIMAL]}), 413, "too-large", "/jobs/0/args")
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["\u0434" * 120_000, "\U0001f600" * 60_000, '"' * 120_000, [1] * 120_000],
-    ids=["cyrillic", "emoji", "quotes", "numbers"],
-)
-def test_a_hook_makes_no_valid_body_too_large(
-    client: FlaskClient, conn: db.Connection, by_order: list[dict[str, Any]], text: Any
-) -> None:
-    job = ORDER | {"args": {"order": 7, "at": 1, "text": text}}
-    for path, document in ((TRIGGER, job), (BATCH, {"jobs": [job]})):
-        raw = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
-        assert 200_000 < len(raw) < BODY_LIMIT
-        answer = client.post(path, data=raw, content_type="application/json")
-        assert answer.status_code == 200, answer.text
-    assert [row["args"]["text"] for row in rows(conn)] == [text]
+@pytest.mark.usefixtures("by_order")
+def test_a_hook_makes_no_valid_body_too_large(client: FlaskClient, conn: db.Connection) -> None:
+    for text in ["\u0434" * 120_000, "\U0001f600" * 60_000, '"' * 120_000, [1] * 120_000]:
+        job = ORDER | {"args": {"order": 7, "at": 1, "text": text}}
+        for path, document in ((TRIGGER, job), (BATCH, {"jobs": [job]})):
+            raw = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+            assert 200_000 < len(raw) < BODY_LIMIT
+            answered(client.post(path, data=raw, content_type="application/json"))
+        assert conn.execute("DELETE FROM dl_jobs RETURNING args -> 'text'").fetchall() == [(text,)]
 
 
 def test_the_jobs_that_hooks_have_made_of_a_batch_keep_its_limit(
@@ -191,9 +171,19 @@ def circle() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("n", "kind"),
-    [
+# The ways to add the job: the address and the body.
+WAYS: list[tuple[str, dict[str, Any]]] = [(TRIGGER, ORDER), (BATCH, {"jobs": [ORDER]})]
+
+
+def test_what_json_cannot_say_is_the_fault_of_the_hook(
+    client: FlaskClient, conn: db.Connection, refused: Refused, capfd: pytest.CaptureFixture[str]
+) -> None:
+    @around_enqueue
+    def counts(job: dict[str, Any]) -> dict[str, Any]:
+        return job | {"lock_key": CANARY, "args": job["args"] | {"n": n}}
+
+    name = "test_api_hooks.test_what_json_cannot_say_is_the_fault_of_the_hook.<locals>.counts"
+    for n, kind in [  # noqa: B007  the hook reads it
         (Decimal("1.5"), "Decimal"),
         (date(2026, 1, 31), "date"),
         (UUID(int=1), "UUID"),
@@ -204,41 +194,23 @@ def circle() -> dict[str, Any]:
         (Tall(secret=CANARY), None),
         (circle(), None),
         (10**5_000, None),
-    ],
-    ids=["decimal", "date", "uuid", "set", "nan", "infinity", "key", "tall", "circle", "digits"],
-)
-@pytest.mark.parametrize("path", [TRIGGER, BATCH])
-@pytest.mark.long
-def test_what_json_cannot_say_is_the_fault_of_the_hook(
-    client: FlaskClient,
-    conn: db.Connection,
-    refused: Refused,
-    capfd: pytest.CaptureFixture[str],
-    path: str,
-    n: Any,
-    kind: str | None,
-) -> None:
-    @around_enqueue
-    def counts(job: dict[str, Any]) -> dict[str, Any]:
-        return job | {"lock_key": CANARY, "args": job["args"] | {"n": n}}
-
-    answer = client.post(path, json=ORDER if path == TRIGGER else {"jobs": [ORDER]})
-    problem = refused(answer, 500, "internal-error")
-    name = "test_api_hooks.test_what_json_cannot_say_is_the_fault_of_the_hook.<locals>.counts"
-    text = f"@around_enqueue: {name} should return what JSON can say" + (f", not {kind}" if kind else "")
-    assert problem["detail"] == text
-    log.flush()  # another test may have let a thread write the lines
-    logged = capfd.readouterr()
-    assert (text in logged.out, "hook.failed" in logged.out) == (True, True)
-    assert CANARY not in answer.text + logged.out + logged.err
+    ]:
+        text = f"@around_enqueue: {name} should return what JSON can say" + (f", not {kind}" if kind else "")
+        for path, body in WAYS:
+            answer = client.post(path, json=body)
+            assert refused(answer, 500, "internal-error")["detail"] == text
+            log.flush()  # another test may have let a thread write the lines
+            logged = capfd.readouterr()
+            assert (text in logged.out, "hook.failed" in logged.out) == (True, True)
+            assert CANARY not in answer.text + logged.out + logged.err
     assert rows(conn) == []
 
 
-@pytest.mark.parametrize("path", [TRIGGER, BATCH])
-def test_a_hook_that_returns_no_dict_is_named(client: FlaskClient, refused: Refused, path: str) -> None:
+def test_a_hook_that_returns_no_dict_is_named(client: FlaskClient, refused: Refused) -> None:
     around_enqueue(lambda job: None)
-    problem = refused(client.post(path, json=ORDER if path == TRIGGER else {"jobs": [ORDER]}), 500, "internal-error")
-    assert "<lambda> should return the job's fields as a dict, not NoneType" in problem["detail"]
+    for path, body in WAYS:
+        problem = refused(client.post(path, json=body), 500, "internal-error")
+        assert "<lambda> should return the job's fields as a dict, not NoneType" in problem["detail"]
 
 
 def test_a_database_that_a_hook_asks_is_not_the_farms(client: FlaskClient, refused: Refused, dsn: str) -> None:
@@ -251,20 +223,20 @@ def test_a_database_that_a_hook_asks_is_not_the_farms(client: FlaskClient, refus
     assert "customers" not in str(refused(client.post(TRIGGER, json=ORDER), 500, "internal-error"))
 
 
-@pytest.mark.parametrize("path", [TRIGGER, BATCH])
 def test_a_fault_of_a_hook_tells_nothing_of_the_job(
-    client: FlaskClient, refused: Refused, capfd: pytest.CaptureFixture[str], path: str
+    client: FlaskClient, refused: Refused, capfd: pytest.CaptureFixture[str]
 ) -> None:
     @around_enqueue
     def wrong(job: dict[str, Any]) -> dict[str, Any]:
         raise RuntimeError(f"cannot take {job}")
 
     job = ORDER | {"args": {"order": CANARY}}
-    answer = client.post(path, json=job if path == TRIGGER else {"jobs": [job]})
-    refused(answer, 500, "internal-error")
-    log.flush()  # another test may have let a thread write the lines
-    logged = capfd.readouterr()
-    assert CANARY not in answer.text + logged.out + logged.err
+    for path, body in ((TRIGGER, job), (BATCH, {"jobs": [job]})):
+        answer = client.post(path, json=body)
+        refused(answer, 500, "internal-error")
+        log.flush()  # another test may have let a thread write the lines
+        logged = capfd.readouterr()
+        assert CANARY not in answer.text + logged.out + logged.err
 
 
 def test_dl_hooks_are_imported_by_the_api_alone_from_there(
@@ -285,9 +257,6 @@ def test_a_module_of_dl_hooks_that_cannot_be_imported_is_named(dsn: str) -> None
     message = r"^DL_HOOKS: no_such_module cannot be imported: ModuleNotFoundError"
     with pytest.raises(config.ConfigError, match=message), running(dsn, dl_hooks="no_such_module"):
         pass
-
-
-# --- a producer's own connection ---
 
 
 @pytest.fixture
@@ -354,9 +323,6 @@ def test_a_refusal_by_a_model_of_the_hook_quotes_no_args(own: psycopg.Connection
     with pytest.raises(ValueError, match=r"^order: Input should be a valid integer") as e:
         dataloader.enqueue(own, queue="q", task="t", lock_key="k", args={"order": CANARY}, schema="public")
     assert CANARY not in str(e.value)
-
-
-# --- the command line ---
 
 
 def test_trigger_on_the_database(

@@ -4,8 +4,7 @@ import re
 from typing import Any
 from uuid import uuid4
 
-import pytest
-from api_app import BATCH, TRIGGER, answered, asked
+from api_app import BATCH, TRIGGER, Refused, answered, asked
 from flask.testing import FlaskClient
 
 from dataloader.queue import db
@@ -56,36 +55,31 @@ def test_a_job_says_which_failed_job_holds_it(client: FlaskClient, conn: db.Conn
     assert "t (bad)" in page.partition('id="family-title"')[2]
 
 
-@pytest.mark.parametrize(("status", "policy"), [("succeeded", "hold"), ("failed", "run"), ("canceled", "cancel")])
-def test_a_parent_whose_end_is_yet_to_be_noted_holds_no_job(
-    client: FlaskClient, conn: db.Connection, status: str, policy: str
-) -> None:
-    parent = added(client)
-    job = added(client, depends_on=[parent], on_parent_failure=policy)
-    conn.execute("ALTER TABLE dl_jobs DISABLE TRIGGER USER")
-    conn.execute("UPDATE dl_jobs SET status = %s, finished_at = now() WHERE job_id = %s", (status, parent))
-    conn.execute("ALTER TABLE dl_jobs ENABLE TRIGGER USER")
-    page = client.get(f"/jobs/{job}").text
-    assert "It starts when 1 job has ended: t (k)." in page
-    assert "without success" not in page
+def test_a_parent_whose_end_is_yet_to_be_noted_holds_no_job(client: FlaskClient, conn: db.Connection) -> None:
+    for status, policy in (("succeeded", "hold"), ("failed", "run"), ("canceled", "cancel")):
+        parent = added(client)
+        job = added(client, depends_on=[parent], on_parent_failure=policy)
+        conn.execute("ALTER TABLE dl_jobs DISABLE TRIGGER USER")
+        conn.execute("UPDATE dl_jobs SET status = %s, finished_at = now() WHERE job_id = %s", (status, parent))
+        conn.execute("ALTER TABLE dl_jobs ENABLE TRIGGER USER")
+        page = client.get(f"/jobs/{job}").text
+        assert "It starts when 1 job has ended: t (k)." in page
+        assert "without success" not in page
 
 
 def test_a_batch_names_its_jobs_by_their_places(client: FlaskClient) -> None:
-    answer = client.post(BATCH, json={"jobs": [body(), body(depends_on=[0]), body(depends_on=[0, 1])]})
-    assert answer.status_code == 200
-    first, second, third = (each["job_id"] for each in answer.json["jobs"])
+    jobs = {"jobs": [body(), body(depends_on=[0]), body(depends_on=[0, 1])]}
+    first, second, third = (each["job_id"] for each in answered(client.post(BATCH, json=jobs))["jobs"])
     assert family(client, third) == {"parents": [first, second], "children": []}
     assert set(family(client, first)["children"]) == {second, third}
 
 
-@pytest.mark.parametrize(("given", "policy"), [({}, "run"), ({"on_parent_failure": "hold"}, "hold")])
-def test_a_group_has_a_job_that_starts_when_the_others_have_ended(
-    client: FlaskClient, given: dict[str, str], policy: str
-) -> None:
-    answer = client.post(BATCH, json={"jobs": [body(), body()], "on_done": body(task="report", **given)})
-    *jobs, report = (each["job_id"] for each in answer.json["jobs"])
-    assert family(client, report) == {"parents": jobs, "children": []}
-    assert client.get(f"/api/v1/jobs/{report}/status").json["waiting_for"]["on_failure"] == policy
+def test_a_group_has_a_job_that_starts_when_the_others_have_ended(client: FlaskClient) -> None:
+    for given, policy in (({}, "run"), ({"on_parent_failure": "hold"}, "hold")):
+        answer = client.post(BATCH, json={"jobs": [body(), body()], "on_done": body(task="report", **given)})
+        *jobs, report = (each["job_id"] for each in answer.json["jobs"])
+        assert family(client, report) == {"parents": jobs, "children": []}
+        assert client.get(f"/api/v1/jobs/{report}/status").json["waiting_for"]["on_failure"] == policy
 
 
 def test_the_last_job_of_an_empty_group_waits_for_nothing(client: FlaskClient) -> None:
@@ -93,18 +87,17 @@ def test_the_last_job_of_an_empty_group_waits_for_nothing(client: FlaskClient) -
     assert client.get(f"/api/v1/jobs/{report['job_id']}/status").json["waiting_for"]["reason"] != "parent"
 
 
-@pytest.mark.parametrize(
-    ("wrong", "pointer"),
-    [(body(depends_on=[0]), "/on_done/depends_on"), ("report", "/on_done"), ({"queue": "q"}, "/jobs/1/task")],
-)
-def test_a_wrong_last_job_adds_none_of_the_group(client: FlaskClient, wrong: Any, pointer: str) -> None:
-    answer = client.post(BATCH, json={"jobs": [body()], "on_done": wrong})
-    assert answer.status_code == 400
-    assert pointer in [each["pointer"] for each in answer.json["errors"]]
-    assert client.get("/api/v1/jobs").json["jobs"] == []
+def test_a_wrong_last_job_adds_none_of_the_group(client: FlaskClient, refused: Refused) -> None:
+    for wrong, pointer in [
+        (body(depends_on=[0]), "/on_done/depends_on"),
+        ("report", "/on_done"),
+        ({"queue": "q"}, "/jobs/1/task"),
+    ]:
+        refused(client.post(BATCH, json={"jobs": [body()], "on_done": wrong}), 400, "invalid-input", pointer)
+        assert client.get("/api/v1/jobs").json["jobs"] == []
 
 
-def test_what_is_wrong_is_named_and_nothing_is_added(client: FlaskClient) -> None:
+def test_what_is_wrong_is_named_and_nothing_is_added(client: FlaskClient, refused: Refused) -> None:
     for jobs, words in [
         ([{"depends_on": [7]}], "there is no job 7 in the list, which has 2"),
         ([{"depends_on": [1]}, {"depends_on": [0]}], "wait for each other in a circle: 0 -> 1 -> 0"),
@@ -116,8 +109,7 @@ def test_what_is_wrong_is_named_and_nothing_is_added(client: FlaskClient) -> Non
         ([{"on_parent_failure": "ignore"}], "should be 'cancel', 'hold' or 'run'"),
     ]:
         answer = client.post(BATCH, json={"jobs": [body(**job) for job in [*jobs, {}][:2]]})
-        assert answer.status_code == 400
-        assert words in str(answer.json["errors"])
+        assert words in str(refused(answer, 400, "invalid-input")["errors"])
         assert client.get("/api/v1/jobs").json["jobs"] == []
 
 

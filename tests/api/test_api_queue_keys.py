@@ -106,9 +106,8 @@ def test_the_page_of_a_key_shows_its_jobs_in_their_order_and_what_holds_it(
     client: FlaskClient, orders: db.Connection
 ) -> None:
     page = page_of(client, "/key", queue="orders", lock_key="order-7")
-    assert [page.index(f"version {score}") for score in (1, 2, 3)] == sorted(
-        page.index(f"version {score}") for score in (1, 2, 3)
-    )
+    places = [page.index(f"version {score}") for score in (1, 2, 3)]
+    assert places == sorted(places)
     assert "No worker serves the queue orders" in page
     assert "3 jobs, in the order in which they start" in page
     assert "No job of this key is dead." in page
@@ -119,36 +118,30 @@ def test_the_page_of_a_key_shows_its_jobs_in_their_order_and_what_holds_it(
 
 def test_a_dead_job_that_holds_its_key_is_linked_from_the_page(client: FlaskClient, orders: db.Connection) -> None:
     operations.set_order(orders, "orders", "test", on_dead="hold")
-    (dead,) = (
-        orders.execute(
-            "UPDATE dl_jobs SET status = 'failed', finished_at = now(), error = 'ValueError: no' WHERE score = 1"
-            " AND lock_key = 'order-7' RETURNING job_id"
-        ).fetchone()
-        or ()
-    )
+    ((dead,),) = orders.execute(
+        "UPDATE dl_jobs SET status = 'failed', finished_at = now(), error = 'ValueError: no' WHERE score = 1"
+        " AND lock_key = 'order-7' RETURNING job_id"
+    ).fetchall()
     page = page_of(client, "/key", queue="orders", lock_key="order-7")
     assert f"held by the dead job {dead}" in page
     assert page.count(f'href="/jobs/{dead}"') == 2
     assert "ValueError: no" in page
 
 
-@pytest.mark.parametrize(
-    "name", ["order/9 ü?#", "<script>alert(1)</script>", "a&b=c%2F", "'\"", "\u202eline\nbreak", ""]
-)
 @pytest.mark.long
-def test_a_key_of_any_name_is_found_from_the_queue_and_from_its_job(
-    client: FlaskClient, orders: db.Connection, name: str
-) -> None:
-    job_id = put(orders, "x")
-    orders.execute("UPDATE dl_jobs SET lock_key = %s WHERE lock_key = 'x'", (name,))
-    for path in ("/queues/orders", "/keys?queue=orders", f"/jobs/{job_id}"):
-        page = client.get(path).text
-        links = [urlsplit(unescape(link)) for link in re.findall('href="(/key[?][^"]*)"', page)]
-        assert {"queue": ["orders"], "lock_key": [name]} in [parse_qs(link.query, True) for link in links], path
+def test_a_key_of_any_name_is_found_from_the_queue_and_from_its_job(client: FlaskClient, orders: db.Connection) -> None:
+    for name in ["order/9 ü?#", "<script>alert(1)</script>", "a&b=c%2F", "'\"", "\u202eline\nbreak", ""]:
+        job_id = put(orders, "x")
+        orders.execute("UPDATE dl_jobs SET lock_key = %s WHERE lock_key = 'x'", (name,))
+        client.application.extensions.pop("shared", None)
+        for path in ("/queues/orders", "/keys?queue=orders", f"/jobs/{job_id}"):
+            page = client.get(path).text
+            links = [urlsplit(unescape(link)) for link in re.findall('href="(/key[?][^"]*)"', page)]
+            assert {"queue": ["orders"], "lock_key": [name]} in [parse_qs(link.query, True) for link in links], path
+            assert "<script>alert" not in page
+        page = page_of(client, "/key", queue="orders", lock_key=name)
         assert "<script>alert" not in page
-    page = client.get("/key", query_string={"queue": "orders", "lock_key": name})
-    assert (page.status_code, "<script>alert" in page.text) == (200, False)
-    assert f'href="/jobs/{job_id}"' in page.text
+        assert f'href="/jobs/{job_id}"' in page
 
 
 def test_keys_and_jobs_are_paged_on_the_dashboard(
@@ -163,20 +156,6 @@ def test_keys_and_jobs_are_paged_on_the_dashboard(
         assert unescape(re.search('rel="first" href="([^"]+)"', second)[1]) == path
         ids = [set(re.findall('href="/jobs/([0-9a-f-]{36})" title', page)) for page in (first, second)]
         assert ([len(found) for found in ids], ids[0] & ids[1]) == ([2, 1], set())
-
-
-def test_what_no_page_can_show_is_said_on_it(client: FlaskClient, orders: db.Connection) -> None:
-    for path, status, words in [
-        ("/key?queue=plain&lock_key=k", 409, "the queue plain is not ordered"),
-        ("/keys?queue=plain", 409, "the queue plain is not ordered"),
-        ("/keys", 400, "should name a queue"),
-        ("/key?queue=orders", 400, "should name a lock key"),
-        ("/key?queue=orders&lock_key=%00", 400, "NUL"),
-        ("/keys?queue=orders&after=YQBi", 400, "cursor"),
-        ("/key?queue=orders&lock_key=order-7&after=YQBi", 400, "cursor"),
-    ]:
-        answer = client.get(path)
-        assert (answer.status_code, words in answer.text) == (status, True)
 
 
 def test_secrets_in_keys_and_arguments_are_masked_on_pages(client: FlaskClient, orders: db.Connection) -> None:

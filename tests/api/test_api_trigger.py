@@ -4,11 +4,10 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from threading import Barrier
-from typing import Any
 from uuid import UUID
 
 import pytest
-from api_app import BATCH, MINIMAL, TRIGGER, rows, running
+from api_app import BATCH, MINIMAL, TRIGGER, answered, made, rows, running
 from flask.testing import FlaskClient
 
 from dataloader.queue import db
@@ -29,18 +28,13 @@ EVERYTHING = {
 }
 
 
-def test_a_job_is_committed_when_the_answer_comes(client: FlaskClient, conn: db.Connection) -> None:
+def test_a_job_is_committed_with_the_defaults_when_the_answer_comes(client: FlaskClient, conn: db.Connection) -> None:
     answer = client.post(TRIGGER, json=MINIMAL)
     assert answer.status_code == 200
     assert answer.mimetype == "application/json"
     (row,) = rows(conn)
     assert answer.json == {"job_id": str(row["job_id"]), "status": "queued"}
     assert conn.execute("SELECT kind FROM dl_job_events").fetchall() == [("queued",)]
-
-
-def test_what_is_left_out_gets_the_defaults(client: FlaskClient, conn: db.Connection) -> None:
-    client.post(TRIGGER, json=MINIMAL)
-    (row,) = rows(conn)
     defaults = {"args": {}, "idempotency_key": None, "partition_key": "", "priority": 100, "max_attempts": 5}
     defaults |= {"lease_ttl_sec": 60, "producer": None, "consumer_group": None, "affinity_key": None, "attempt": 0}
     assert {name: row[name] for name in defaults} == defaults
@@ -76,77 +70,53 @@ def test_values_at_their_bounds_are_taken(client: FlaskClient) -> None:
         {"partition_key": "🚀" * 255, "producer": "p" * 255, "consumer_group": "", "affinity_key": "🚀" * 200},
         {"priority": 2**31 - 1, "max_attempts": 2**31 - 1, "lease_ttl_sec": 1},
         {"available_at": "2000-01-01T00:00:00Z"},
+        {"available_at": (datetime.now(UTC) + timedelta(days=3_652)).isoformat()},  # nearly ten years ahead
         {"available_at": "2030-02-28t23:59:59.123456789z"},
         {"task": "a\nb", "lock_key": " "},
     ]:
-        answer = client.post(TRIGGER, json=MINIMAL | extremes)
-        assert answer.status_code == 200, answer.json
+        answered(client.post(TRIGGER, json=MINIMAL | extremes))
 
 
-@pytest.mark.parametrize(
-    ("text", "at"),
-    [
+def test_an_instant_is_the_same_in_every_offset(client: FlaskClient, conn: db.Connection) -> None:
+    for text, at in [
         ("2026-03-01T00:00:00Z", datetime(2026, 3, 1, tzinfo=UTC)),
         ("2026-03-01T00:00:00-00:00", datetime(2026, 3, 1, tzinfo=UTC)),
         ("2026-03-01T00:00:00.5+14:00", datetime(2026, 2, 28, 10, 0, 0, 500_000, UTC)),
         ("2026-03-01T00:00:00-23:59", datetime(2026, 3, 1, 23, 59, tzinfo=UTC)),
-    ],
-)
-def test_an_instant_is_the_same_in_every_offset(
-    client: FlaskClient, conn: db.Connection, text: str, at: datetime
-) -> None:
-    client.post(TRIGGER, json=MINIMAL | {"available_at": text})
-    assert rows(conn)[0]["available_at"] == at
+    ]:
+        job_id = made(client, available_at=text)
+        assert {str(row["job_id"]): row["available_at"] for row in rows(conn)}[job_id] == at
 
 
-def test_nearly_ten_years_ahead_is_taken(client: FlaskClient) -> None:
-    at = datetime.now(UTC) + timedelta(days=3_652)
-    assert client.post(TRIGGER, json=MINIMAL | {"available_at": at.isoformat()}).status_code == 200
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
+def test_arguments_survive_unchanged(client: FlaskClient, conn: db.Connection) -> None:
+    for args in [
         {"n": 10**4_299},
         {"n": -(2**63) - 1},
         {"n": 0.1, "m": -1e22, "k": 5e-324},
         {"": {"": []}},
         {"text": '"\\/\b\f\n\r\t\x7f\u2028'},
         json.loads('{"a":' * 62 + "{}" + "}" * 62),
-    ],
-)
-def test_arguments_survive_unchanged(client: FlaskClient, conn: db.Connection, args: dict[str, Any]) -> None:
-    answer = client.post(TRIGGER, json=MINIMAL | {"args": args})
-    assert answer.status_code == 200, answer.json
-    stored = conn.execute("SELECT args::text FROM dl_jobs").fetchone()
-    assert stored is not None
-    assert json.loads(stored[0]) == args
+    ]:
+        job_id = made(client, args=args)
+        ((stored,),) = conn.execute("SELECT args::text FROM dl_jobs WHERE job_id = %s", (job_id,)).fetchall()
+        assert json.loads(stored) == args
 
 
 def test_a_body_of_exactly_the_limit_is_taken(client: FlaskClient) -> None:
     frame = json.dumps(MINIMAL | {"args": {"text": ""}})
     body = json.dumps(MINIMAL | {"args": {"text": "x" * (256 * 1024 - len(frame))}})
     assert len(body) == 256 * 1024
-    answer = client.post(TRIGGER, data=body, content_type="application/json; charset=UTF-8")
-    assert answer.status_code == 200, answer.json
+    answered(client.post(TRIGGER, data=body, content_type="application/json; charset=UTF-8"))
 
 
-@pytest.mark.parametrize("end", ["queued", "running", "succeeded", "failed", "canceled", "lost"])
-def test_a_known_key_answers_with_its_job_whatever_else_is_said(
-    client: FlaskClient, conn: db.Connection, end: str
-) -> None:
-    first = client.post(TRIGGER, json=MINIMAL | {"idempotency_key": "k"}).json
-    conn.execute("UPDATE dl_jobs SET status = %s, lease_expires_at = now() + '1 min'", (end,))
+def test_a_known_key_answers_with_its_job_whatever_else_is_said(client: FlaskClient, conn: db.Connection) -> None:
+    job_id = made(client, idempotency_key="k")
     other = {"queue": "other", "task": "other", "lock_key": "other", "idempotency_key": "k", "priority": 1}
-    again = client.post(TRIGGER, json=other)
-    assert again.status_code == 200
-    assert again.json == {"job_id": first["job_id"], "status": end}
+    for end in ("queued", "running", "succeeded", "failed", "canceled", "lost"):
+        conn.execute("UPDATE dl_jobs SET status = %s, lease_expires_at = now() + '1 min'", (end,))
+        assert answered(client.post(TRIGGER, json=other)) == {"job_id": job_id, "status": end}
+        assert client.post(TRIGGER, json=other | {"priority": -1}).status_code == 400, "bad input is not excused"
     assert [row["queue"] for row in rows(conn)] == ["load.cbr"]
-
-
-def test_a_known_key_does_not_excuse_bad_input(client: FlaskClient) -> None:
-    client.post(TRIGGER, json=MINIMAL | {"idempotency_key": "k"})
-    assert client.post(TRIGGER, json=MINIMAL | {"idempotency_key": "k", "priority": -1}).status_code == 400
 
 
 def test_one_key_at_the_same_moment_is_one_job(dsn: str, conn: db.Connection) -> None:

@@ -28,20 +28,16 @@ def groups(client: FlaskClient, query: str = "") -> list[Any]:
 
 
 @pytest.mark.usefixtures("failed")
-def test_a_group_leads_to_its_jobs_and_is_requeued_alone(client: FlaskClient) -> None:
+def test_a_group_is_filtered_leads_to_its_jobs_and_is_requeued_alone(client: FlaskClient) -> None:
     first, second = groups(client)
     assert (first["queue"], first["task"], first["error_group"]) == ("q", "t", BOOM)
     assert (first["dead"], first["retrying"], sum(first["by_hour"]), second["dead"]) == (2, 0, 2, 1)
     assert "hunter2" not in str(first)
     query = {"error_group": BOOM, "status": "dead"}
     assert len(client.get("/api/v1/jobs", query_string=query).get_json()["jobs"]) == 2
+    assert len(groups(client, "?queue=q&task=t&since=2020-01-01T00:00:00Z")) == 2
+    for filtered in ("?queue=r", "?task=u", "?since=2031-01-01T00:00:00Z"):
+        assert groups(client, filtered) == []
     order = {"task": "t", "error_group": BOOM}
     assert client.post("/api/v1/queues/q/requeue-dead", json=order).get_json()["changed"] == 2
     assert [group["error_group"] for group in groups(client)] == ["OSError at load.py:open: away"]
-
-
-@pytest.mark.usefixtures("failed")
-def test_filters_leave_out_the_rest(client: FlaskClient) -> None:
-    assert len(groups(client, "?queue=q&task=t&since=2020-01-01T00:00:00Z")) == 2
-    for query in ("?queue=r", "?task=u", "?since=2031-01-01T00:00:00Z"):
-        assert groups(client, query) == []

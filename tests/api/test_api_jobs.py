@@ -10,8 +10,6 @@ from dataloader.queue import db
 
 CONTRACT = {"job_id", "status", "attempt", "started_at", "finished_at", "heartbeat_at", "error", "progress"}
 OURS = {"queue", "task", "lock_key", "max_attempts", "available_at", "waiting_for"}
-RUN = "UPDATE dl_jobs SET status = 'running', attempt = 1, started_at = now(), heartbeat_at = now(),"
-RUN += " lease_expires_at = now() + '1 min' WHERE job_id = %s"
 
 
 def status(client: FlaskClient, job_id: str) -> dict[str, Any]:

@@ -13,9 +13,8 @@ ORACLE = f"{LIMITS}/source%3Aoracle"
 
 def test_a_limit_from_its_making_to_its_end(client: FlaskClient) -> None:
     made = client.put(ORACLE, json={"most": 3, "per_minute": 90}).get_json()
-    assert {name: made[name] for name in ("name", "most", "per_minute", "burst", "running", "waiting", "room")} == {
-        **{"name": "source:oracle", "most": 3, "per_minute": 90.0, "burst": 2, "running": 0, "waiting": 0, "room": 2},
-    }
+    known = {"name": "source:oracle", "most": 3, "per_minute": 90.0, "burst": 2, "running": 0, "waiting": 0, "room": 2}
+    assert made.items() >= known.items()
     assert made["changed_by"]
     replaced = client.put(ORACLE, json={"most": 1}).get_json()
     assert (replaced["most"], replaced["per_minute"], replaced["burst"], replaced["tokens"]) == (1, None, None, None)

@@ -4,7 +4,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from api_app import HTMX, TRIGGER, Refused, answered, asked, running, strict
+from api_app import HTMX, TRIGGER, Refused, answered, asked, running
 from flask.testing import FlaskClient
 
 from dataloader.model.jobs import Job, Triggered
@@ -63,9 +63,7 @@ def test_a_change_leaves_what_it_does_not_name_and_a_wrong_one_changes_nothing(
     client: FlaskClient, refused: Refused
 ) -> None:
     before = added(client, priority=5)
-    answer = client.put(f"{PATH}/nightly", json={"interval_sec": 900, "priority": None})
-    changed = answer.get_json()
-    strict(Schedule, changed)
+    changed = answered(client.put(f"{PATH}/nightly", json={"interval_sec": 900, "priority": None}), Schedule)
     assert (changed["cron"], changed["words"], changed["priority"]) == (None, "Every 15 minutes", 100)
     assert (changed["args"], changed["changed_by"]) == (before["args"], "anonymous from 127.0.0.1")
     for body, words in (
@@ -80,8 +78,7 @@ def test_a_change_leaves_what_it_does_not_name_and_a_wrong_one_changes_nothing(
 
 def test_run_now_adds_a_job_whose_page_names_schedule_and_due_time(client: FlaskClient) -> None:
     added(client)
-    started = client.post(f"{PATH}/nightly/run").get_json()
-    strict(Triggered, started)
+    started = answered(client.post(f"{PATH}/nightly/run"), Triggered)
     job = asked(client, f"/api/v1/jobs/{started['job_id']}", Job)
     assert job["schedule"]["name"] == "nightly"
     assert datetime.now(UTC) - datetime.fromisoformat(job["schedule"]["due"]) < timedelta(minutes=1)

@@ -46,18 +46,10 @@ LISTS = (
 def rule_addresses(app: Flask) -> list[str]:
     """Every page and answer that names no object, and those of the queue, the task and the limit."""
     named = {"queue": QUEUE, "task": "t", "limit": "a"}
-    found = []
-    with app.test_request_context():
-        for rule in app.url_map.iter_rules():
-            if "GET" in (rule.methods or ()) and rule.arguments <= named.keys():
-                found.append(rule.rule if not rule.arguments else _filled(rule.rule, named))
+    rules = [rule for rule in app.url_map.iter_rules() if "GET" in (rule.methods or ())]
+    able = [rule for rule in rules if rule.arguments <= named.keys()]
+    found = [built[1] for rule in able if (built := rule.build(named, append_unknown=False))]
     return [*sorted({*found} - {"/key"}), *LISTS]
-
-
-def _filled(rule: str, named: dict[str, str]) -> str:
-    for name, value in named.items():
-        rule = rule.replace(f"<anything:{name}>", value)
-    return rule
 
 
 def duties(conn: db.Connection) -> Iterator[tuple[str, Callable[[], object]]]:

@@ -116,7 +116,7 @@ def test_what_is_wrong_is_said_the_gravest_first() -> None:
     silent = {"is_live": False, "state": "busy", "host": "vm-2"}
     assert of([silent, silent]) == ["2 workers have not been heard of (vm-2)."]
     assert of([silent | {"state": "dead"}]) == []
-    fine = {"is_live": True, "state": "busy", "queue": "q"}
+    fine = {"is_live": True, "state": "busy", "queues": ["q"], "started_at": NOW}
     hangs = fine | {"state": "stuck", "seen_at": NOW, "reported_at": NOW - timedelta(minutes=12)}
     assert of([hangs, fine]) == ["1 of 2 workers has reported nothing for 12 min."]
     # docs/alerts.md: critical

@@ -76,6 +76,7 @@ def test_an_id_or_its_beginning() -> None:
     ("text", "words"),
     [
         ("sttus:dead", "is status meant?"),
+        ("status:dead since:1d", "since is a filter beside a search"),
         ("state:dead", 'use quotes: "state:dead"'),
         ("status:", "status:value"),
         ("status:cancelled", "a status is one of queued"),

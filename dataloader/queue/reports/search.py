@@ -172,8 +172,10 @@ def _meant(name: str, value: str) -> str:
     """The advice for a name that is like a field's; "" for one that is a text."""
     if name.lower() == "args":
         return f"args needs the name of an argument: args.date:{value}"
-    similar = get_close_matches(name.lower(), [*FIELDS, "args", "id"], 1, 0.7)
     text = f'For the text itself use quotes: "{name}:{value}"'
+    if name.lower() in ("since", "until"):
+        return f"{name} is a filter beside a search, as in `dataloader jobs --since 1d`, and no field. {text}"
+    similar = get_close_matches(name.lower(), [*FIELDS, "args", "id"], 1, 0.7)
     return f"{name} is no field, is {similar[0]} meant? {text}" if similar else ""
 
 

@@ -302,7 +302,8 @@ SELECT current_setting('server_version') AS version, current_database() AS datab
 
 -- name: blockers
 -- Sessions in the farm's way. Their age (of the last change of their state) is seen of this role's own sessions, and with
--- pg_read_all_stats. Of the farm's advisory locks the numbers begin with "dl" in ASCII, or are "dlogs".
+-- pg_read_all_stats. Of the farm's advisory locks the numbers begin with "dl" in ASCII, or are "dlogs". A lock on dl_jobs
+-- counts where a writer has to wait for it; `migrate` holds one for a moment.
 SELECT DISTINCT 'lock' AS blocks, pid, usename AS "user", application_name AS application,
        extract(epoch FROM clock_timestamp() - state_change)::float8 AS age_sec
   FROM pg_locks l JOIN pg_stat_activity a USING (pid)
@@ -310,6 +311,12 @@ SELECT DISTINCT 'lock' AS blocks, pid, usename AS "user", application_name AS ap
    AND (classid::bigint >> 16 = 25708 OR classid = 100 AND objid = 1819240307)
    AND application_name <> 'dl-migrate'
    AND coalesce(state_change < clock_timestamp() - %(held_sec)s * interval '1 s', application_name NOT LIKE 'dl-%%')
+UNION ALL
+SELECT 'table', pid, usename, application_name, extract(epoch FROM clock_timestamp() - xact_start)::float8
+  FROM pg_locks JOIN pg_stat_activity USING (pid)
+ WHERE relation = 'dl_jobs'::regclass AND database = datid AND datname = current_database() AND granted
+   AND application_name <> 'dl-migrate' AND pid <> pg_backend_pid()
+   AND mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
 UNION ALL (
 SELECT 'notifications', pid, usename, application_name, extract(epoch FROM clock_timestamp() - xact_start)::float8
   FROM pg_locks JOIN pg_stat_activity USING (pid)

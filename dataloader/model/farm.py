@@ -120,7 +120,7 @@ class VacuumHolder(Answer):
 class Blocker(Answer):
     """A session in the way of the farm."""
 
-    blocks: Annotated[str, "lock: an advisory lock of the farm's duties; notifications: the notification queue"]
+    blocks: Annotated[str, "lock: an advisory lock of the farm's duties; table: dl_jobs; notifications: their queue"]
     pid: int
     user: str | None
     application: str | None

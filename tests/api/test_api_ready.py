@@ -182,6 +182,20 @@ def test_rows_that_row_security_hides(own_db: str, make_role: Callable[[str], st
         until(lambda: text not in _overview(app), "the overview to be content")
 
 
+@pytest.mark.parametrize("mode", ["SHARE", "ACCESS EXCLUSIVE"])
+def test_a_table_that_a_session_has_locked(own_db: str, refused: Refused, mode: str) -> None:
+    with running(own_db) as app, psycopg.connect(own_db, application_name="psql", autocommit=True) as conn:
+        until(lambda: _status(app) == 200, "the API to be ready")
+        with conn.transaction():
+            conn.execute(f"LOCK TABLE dl_jobs IN {mode} MODE")
+            text = f"(psql), backend {conn.info.backend_pid}, has locked dl_jobs: no job can be added or ended."
+            assert text in refusal(app.test_client(), refused, "database")["detail"]
+            if mode == "SHARE":  # which lets others read
+                until(lambda: text in _overview(app), "the overview to say so")
+        assert _status(app) == 200
+        until(lambda: text not in _overview(app), "the overview to be content")
+
+
 def test_triggers_and_indexes_that_do_not_work(own_db: str) -> None:
     with running(own_db) as app, db.connect(own_db, name="test", schema="public") as conn:
         conn.execute("ALTER TABLE dl_jobs DISABLE TRIGGER dl_jobs_notify_upd; DROP INDEX ix_dl_jobs_turn")

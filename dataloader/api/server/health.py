@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from time import monotonic
 from typing import Any
 
@@ -66,7 +67,8 @@ def ready() -> dict[str, Any]:
     try:
         with session() as conn:
             migrations.check(conn)
-            wrong = next(alerts.unfit(stats.fitness(conn)), None)
+            locks = [each for each in stats.blockers(conn) if each["blocks"] == "table"]
+            wrong = next(chain(alerts.unfit(stats.fitness(conn)), alerts.blocked(locks)), None)
     except migrations.SchemaError as e:
         raise _not_ready("schema", str(e)) from None
     except Exception as e:

@@ -162,6 +162,8 @@ def blocked(blockers: Sequence[Row]) -> Iterator[Alert]:
         does = f"has held an advisory lock of the farm{since}: some duties of reaper and workers wait for it."
         if each["blocks"] == "notifications":
             does = f"has been in a transaction{since}, and may keep the NOTIFY queue from being emptied."
+        elif each["blocks"] == "table":
+            does = "has locked dl_jobs: no job can be added or ended."
         advice = f"Unless its work should go on: SELECT pg_terminate_backend({each['pid']})."
         yield Alert(f"{waiting.holder({**each, 'kind': 'session'})} {does}", advice)
 

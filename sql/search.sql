@@ -8,7 +8,8 @@
 AND (%(args)s::jsonb[] IS NULL OR (j).args @> ANY (%(args)s::jsonb[]))
 AND (%(patterns)s::text[] IS NULL
      OR CASE WHEN NOT lower({texts} COLLATE "C") LIKE ALL (%(patterns)s::text[]) THEN false
-             WHEN NOT lower({texts} COLLATE "C") LIKE ANY ({secret_words}) THEN true
+             WHEN NOT (lower({texts} COLLATE "C") LIKE ANY ({secret_words})
+                       OR {texts} ~ '[!-~]{20}' AND lower({texts} COLLATE "C") LIKE ANY ({token_words})) THEN true
              ELSE lower({safe} COLLATE "C") LIKE ALL (%(patterns)s::text[]) END)
 AND (%(like_id)s::text[] IS NULL
      OR CASE WHEN lower(E'\x01' || (j).job_id || E'\n' || {texts} COLLATE "C") LIKE ANY (%(like_id)s::text[])
@@ -29,8 +30,9 @@ concat_ws(E'\n', CASE WHEN (j).task !~* {secret} THEN (j).task END, CASE WHEN (j
 '(pass|pwd|secret|token|credential|cookie|signature|authorization|bearer|jwt|sess(ion)?[-_]?id|(api|app|application|access|account|auth|client|db|database|encryption|license|master|private|priv|service|shared|signing|ssh|storage|subscription)[-_.]?key|(?<![a-z])(sig|otp|pin|sas|auth)(?![a-z])|\\[nrt](sig|otp|pin|sas|auth))[\w-]*\W*([=:>''"[:space:]]|[^\u0020-\u007f]|%%3[ad])|://[^\s/]*@|://[^\s:/@]*:(\S*@|(?!\d{1,5}([/?#,;:)\s]|$))\S+$)|(^|[^!-~])(-u|--user)[ =]*[^\s:]*:|private key|identified\s+by|basic\s+[a-z0-9+/]{8}|:thin:|@//|_pass:|account\.key\.|{tokens}';
 
 -- name: secret_words
--- In the place of {secret_words}: one of these is in each text that {secret} finds. For most texts the cheaper question.
-'{%%pass%%,%%pwd%%,%%secret%%,%%token%%,%%authorization%%,%%cookie%%,%%credential%%,%%signature%%,%%bearer%%,%%jwt%%,%%sess%%,%%key%%,%%sig%%,%%otp%%,%%pin%%,%%sas%%,%%-u%%,%%://%%,%%identified%%,%%basic%%,%%:thin:%%,%%@//%%,{token_words}}'::text[];
+-- In the place of {secret_words}: one of these is in each text that {secret} finds, or one of {token_words} in a word of 20
+-- characters. For most texts the cheaper question.
+'{%%pass%%,%%pwd%%,%%secret%%,%%token%%,%%authorization%%,%%cookie%%,%%credential%%,%%signature%%,%%bearer%%,%%jwt%%,%%sess%%,%%key%%,%%sig%%,%%otp%%,%%pin%%,%%sas%%,%%-u%%,%%://%%,%%identified%%,%%basic%%,%%:thin:%%,%%@//%%}'::text[];
 
 -- name: kind
 -- In the place of {kind}: what the job `j` counts as; one of job.TALLIED.

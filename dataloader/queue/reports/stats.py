@@ -600,4 +600,4 @@ def spliced(text: str, source: str = "") -> str:
     for part in ("matches", "far", "found", "shown", "safe", "texts", "secret", "secret_words", "kind", "changed_at"):
         text = text.replace("{" + part + "}", parts[part])
     words = ",".join("%%" + word.replace("_", r"\\_") + "%%" for word in masking.TOKEN_WORDS)
-    return text.replace("{tokens}", masking.TOKENS).replace("{token_words}", words)
+    return text.replace("{tokens}", masking.TOKENS).replace("{token_words}", f"'{{{words}}}'::text[]")

@@ -194,7 +194,9 @@ BEGIN
     FROM ended;
   IF pg_advisory_unlock_all() IS NULL THEN END IF;  -- an expression: PERFORM would run it as a query
   {free_others};
-  RETURN CASE WHEN cardinality(done) = cardinality(p_job_id) THEN '{}'
-              ELSE ARRAY(SELECT unnest(p_job_id) EXCEPT SELECT unnest(done)) END;
+  IF cardinality(done) = cardinality(p_job_id) THEN
+    RETURN '{}';
+  END IF;
+  RETURN ARRAY(SELECT unnest(p_job_id) EXCEPT SELECT unnest(done));
 END
 $$;

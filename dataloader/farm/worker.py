@@ -219,7 +219,8 @@ class Worker:
                 if not self.may_claim:
                     self.session.call(self._rest)
                     continue
-                self._show_state(State.AWAKE, "works")
+                if self.slot.state != State.STARTING:  # it is ready once it has a session, which may be refused
+                    self._show_state(State.AWAKE, "works")
                 step = self.session.call(self._write_and_claim)
                 if step.jobs:
                     self._run_all(step)
@@ -232,6 +233,7 @@ class Worker:
 
     def _write_and_claim(self, session: lifecycle.Session) -> Step:
         """Write the ends of earlier runs, claim jobs, and learn what their runs need to know of them."""
+        self._show_state(State.AWAKE, "works")
         if now() >= self._learn_at:
             declared = {task: (each.memory_mb, each.cpus) for task, each in pipelines.registered().items()}
             self.admission.know(needs_of(declared, stats.learned(session.conn)))

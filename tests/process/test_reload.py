@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import psycopg
 import pytest
 from farming import Farm, Program, until
 
-from dataloader.farm.supervisor import SLOTS_LEAST
+from dataloader.farm.supervisor import SLOTS_LEAST, TICK_SEC
 from dataloader.queue import lifecycle, operations
 from dataloader.queue.reports import alerts, stats
 
@@ -344,6 +345,17 @@ def test_an_entry_speaks_for_its_queues_to_all_workers_of_the_farm(farm: Farm) -
         'WORKERS_JSON says "ordered": true of'
     }
     assert len(refused.events("worker.started")) == 0
+
+
+def test_workers_that_are_refused_late_end_the_farm_too(farm: Farm) -> None:
+    """A worker is ready once it has a session, also where the database answers slowly."""
+    farm.conn.execute("INSERT INTO dl_queues (queue, ordered) VALUES ('q', false)")
+    with psycopg.connect(farm.dsn) as operator:
+        operator.execute("LOCK TABLE dl_queues IN ACCESS EXCLUSIVE MODE")
+        program = farm.start(workers_json='[{"queue": "q", "ordered": true}]')
+        until(lambda: farm.sessions("dl-worker", "wait_event_type = 'Lock'"), "the worker to ask for its queue")
+        time.sleep(3 * TICK_SEC)  # the supervisor has seen its workers meanwhile
+    assert program.process.wait(60) == 78
 
 
 def test_a_reload_with_another_scheduler_starts_no_second_set_of_workers(farm: Farm) -> None:

@@ -432,7 +432,7 @@ def named(raw: Sequence[str], wanted: Files, place: Callable[[str], PermanentErr
         elif "\0" in final:
             fault = f"the name of column {number} has a zero byte"
         if fault and final not in (wanted.select or [final]):  # nobody needs the column
-            fault, final = "", f"column {number}\0"
+            fault, final = "", f"(column {number})"
         faults += [fault] if fault else []
         names[final] = number
     if faults or not names:

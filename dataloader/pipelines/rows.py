@@ -240,14 +240,20 @@ class Frames(Source):
         stream, self._written = pyarrow.RecordBatchReader.from_stream(frame), written
         self.batches: Iterator[Any] = iter(stream)
         self.columns = parquet.columns_of(self.origin, stream.schema)
-        self._are_texts = [pyarrow.types.is_string(each.type) for each in stream.schema]
+        of = pyarrow.types
+        self._are_texts = [of.is_string(each.type) for each in stream.schema]
+        self._are_numbers = [of.is_integer(each.type) or of.is_floating(each.type) for each in stream.schema]
 
     def items(self, begin: Place, size: int) -> Iterator[tuple[int, Item]]:
-        if (written := self._written) and any(self._are_texts):
+        if written := self._written:
             kinds = map(kind_of, self.stored or self.columns.values())
-            are_read = [kind if is_text else "" for kind, is_text in zip(kinds, self._are_texts, strict=True)]
-            if any(are_read) or written.null:
-                return self._read_items(size, [Reader(kind, written) if kind else None for kind in are_read])
+            given = [Reader(kind, written) if kind else None for kind in kinds]
+            readers = [
+                reader if reader and (is_text or (is_number and reader.is_of_time)) else None
+                for reader, is_text, is_number in zip(given, self._are_texts, self._are_numbers, strict=True)
+            ]
+            if any(readers) or (written.null and any(self._are_texts)):
+                return self._read_items(size, readers)
         # Not in a thread: a pipeline's own generator may make the batches.
         return map(self._counted_batch, parquet.copied(self.batches, size, self.stored, parquet.block_of))
 
@@ -257,8 +263,9 @@ class Frames(Source):
         for batch in self.batches:
             faults: dict[int, str] = {}
             columns = batch.columns
-            for at in (at for at, is_text in enumerate(self._are_texts) if is_text):
-                columns[at] = self._read(columns[at], at, readers[at], faults)
+            for at, (reader, is_text) in enumerate(zip(readers, self._are_texts, strict=True)):
+                if reader or is_text:
+                    columns[at] = self._read(columns[at], at, reader, faults)
             read = RecordBatch.from_arrays(columns, names=batch.schema.names)
             if not faults:
                 yield from map(self._counted_batch, parquet.copied([read], size, self.stored, parquet.block_of))
@@ -272,13 +279,14 @@ class Frames(Source):
         import pyarrow
 
         nulls = self._written.null if self._written else ()
-        values: list[str | None] = column.to_pylist()
+        values: list[Any] = column.to_pylist()
         for row, value in enumerate(values):
-            if value in nulls or (reader and not value):
+            if value in nulls or (reader and value == ""):
                 values[row] = None
-            elif reader:
+            elif reader and value is not None:
+                values[row] = str(value)
                 try:
-                    values[row] = reader.read(str(value))
+                    values[row] = reader.read(values[row])
                 except ValueError as e:
                     faults[row] = f"column {list(self.columns)[at]}: {e}"
         return pyarrow.array(values, pyarrow.string())

@@ -162,17 +162,20 @@ def test_texts_of_duckdb_are_read_by_the_job_and_not_by_the_sessions_datestyle(
     assert rows("SELECT count(*), min(line) FROM t_rejects") == [(5, 1)]
 
 
+@pytest.mark.parametrize("scheme", ["sqlite", "duckdb"])
 def test_a_number_of_a_database_becomes_a_time_by_the_format(
-    tmp_path: Path, shop: Callable[[str], Shop], rows: Rows
+    tmp_path: Path, shop: Callable[[str], Shop], rows: Rows, scheme: str
 ) -> None:
-    with closing(sqlite3.connect(tmp_path / "shop.db")) as conn, conn:
-        conn.execute("CREATE TABLE o (id, at)")
-        conn.executemany("INSERT INTO o VALUES (?, ?)", [(1, 1772721240), (2, 1772721240.5), (3, None), (4, "")])
-    load = shop(f"sqlite://{tmp_path / 'shop.db'}")
-    fails_for_good(load("o", types={"at": "timestamptz"}), "row 1: column at: a number, not a date; date_format")
-    assert load("o", types={"at": "timestamptz"}, date_format="epoch").error is None
-    assert rows("SELECT array_agg(extract(epoch FROM at)::float ORDER BY id) FROM t") == [
-        ([1772721240, 1772721240.5, None, None],)
+    connect = sqlite3.connect if scheme == "sqlite" else duckdb.connect
+    with closing(connect(str(tmp_path / "shop.db"))) as conn:
+        conn.execute("CREATE TABLE o (id int, v double precision)")
+        conn.execute("INSERT INTO o VALUES (1, 1772721240), (2, 1772721240.5), (3, NULL), (4, 0)")
+        conn.commit()
+    load = shop(f"{scheme}://{tmp_path / 'shop.db'}")
+    fails_for_good(load("o", types={"v": "timestamptz"}), "row 1: column v: a number, not a date; date_format")
+    assert load("o", types={"v": "timestamptz"}, date_format="epoch").error is None
+    assert rows("SELECT array_agg(extract(epoch FROM v)::float ORDER BY id) FROM t") == [
+        ([1772721240, 1772721240.5, None, 0],)
     ]
 
 

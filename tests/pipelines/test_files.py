@@ -378,6 +378,7 @@ NEEDS_DICTIONARY = bytes.fromhex("28b52ffd2339a2bd490c61000069642c760a312c616263
         (b"id  a\n1\tx\n", {"widths": [3, 3]}, ["line 2: a tab", "blanks"]),
         (zipped({"mimetype": b"application/vnd.oasis.opendocument.spreadsheet"}), {}, ["of LibreOffice", ".xlsx"]),
         (b"<table><tr><td>1</td></tr></table>", {}, ["f.csv is XML", "save its table as .csv"]),
+        (b"id,a,a,b\n1,2,3,4\n", {"select": ["id", "c"]}, ["select: c should be among", "id, a, (column 3), b"]),
         (b"id,ctid\n1,2\n", {}, ['f.csv, line 1: header: column 2 is named "ctid"', "columns"]),
         (b"id,n\n1,-1.000\n", {"types": {"n": "int"}}, ["line 2: column n: a number with two readings; decimal"]),
         (b"1  x  too long\n", {"widths": [3, 3], "header": ["id", "a"]}, ["line 1: longer than the 6 characters"]),

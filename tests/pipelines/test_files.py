@@ -176,7 +176,7 @@ CASES: dict[str, tuple[bytes, dict[str, Any], list[tuple[str | None, ...]]]] = {
         [("1", "3"), ("2", "-5"), ("3", "7")],
     ),
     "a blank behind a quote": (b'id,a\n1,"x" \n2,y\n', {}, [("1", "x "), ("2", "y")]),
-    "names of several lines": (b'"id","Amount,\n(EUR)"\n1,2.5\n', {"names": "snake"}, [("1", "2.5")]),
+    "names of several lines": (b'"id\n","Amount\n(EUR)"\n1,2.5\n', {"names": "snake"}, [("1", "2.5")]),
     "a literal quote in the header": (b'id,27" screen\n1,2.5\n', {"names": "snake"}, [("1", "2.5")]),
     "names that nobody selects": (
         ("id,a,a,," + "n" * 70 + ",b\n1,2,3,4,5,6\n").encode(),

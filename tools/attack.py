@@ -195,6 +195,20 @@ def an_operator_that_fits_better(conn: psycopg.Connection, job_id: str) -> str:
     return _ran_as(conn) or _refused()
 
 
+def a_type_that_fits_better(conn: psycopg.Connection, job_id: str) -> str:
+    """A session keeps the types of a trigger's variables: the first insert looks for them in the producer's schema."""
+    conn.execute(EVIL)
+    conn.execute(
+        "CREATE FUNCTION pg_temp.evil_check(text) RETURNS bool LANGUAGE plpgsql AS"
+        " 'BEGIN INSERT INTO pg_temp.ran_as VALUES (current_user); RETURN true; END'"
+    )
+    conn.execute("CREATE DOMAIN pg_temp.text AS text CHECK (pg_temp.evil_check(VALUE))")
+    conn.execute("SET search_path = pg_temp, pg_catalog")
+    conn.execute("INSERT INTO public.dl_jobs (job_id, queue, task, lock_key) VALUES (gen_random_uuid(), 'q', 't', 'k')")
+    conn.execute("SELECT public.dl_enqueue('q', 't', 'k')")
+    return _ran_as(conn) or _refused()
+
+
 OF_STRANGERS: tuple[Attack, ...] = (
     gone_on_a_table_of_its_own,
     journal_on_a_table_of_its_own,
@@ -202,7 +216,12 @@ OF_STRANGERS: tuple[Attack, ...] = (
     score_on_a_table_of_its_own,
     internal_on_a_table_of_its_own,
 )
-OF_PRODUCERS: tuple[Attack, ...] = (*OF_STRANGERS, shadows_of_the_tables, an_operator_that_fits_better)
+OF_PRODUCERS: tuple[Attack, ...] = (
+    *OF_STRANGERS,
+    shadows_of_the_tables,
+    an_operator_that_fits_better,
+    a_type_that_fits_better,
+)
 
 
 def tried(attack: Attack, dsn: str, job_id: str) -> tuple[bool, str]:

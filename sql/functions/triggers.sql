@@ -5,12 +5,12 @@
 
 -- Refuses a row with a field beyond its bounds, as a CHECK of the field would: texts by queue/fields.py. Python could not
 -- read args that are nested deeper: its recursion ends at a depth of some 900. A claim may count on from any number.
--- The caller's search_path has no say. A SET clause would cost each row of a batch a twelfth: so the condition that most
--- rows pass names pg_catalog, and only for the others the search_path changes.
+-- The caller's search_path has no say. A SET clause would cost each row of a batch a twelfth: so the types and the condition
+-- that most rows pass name pg_catalog, and only for the others the search_path changes.
 CREATE OR REPLACE FUNCTION dl_jobs_check() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
-  path text;
-  field text;
+  path pg_catalog.text;
+  field pg_catalog.text;
 BEGIN
   IF greatest({fields.octets}) OPERATOR(pg_catalog.>) 255
      OR NEW.timeout_sec OPERATOR(pg_catalog.<) 1 OR NEW.timeout_sec OPERATOR(pg_catalog.>) 2592000

@@ -3,14 +3,17 @@
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
 import psycopg
 import pytest
-from hands import Conn, Worker, Workers, age, enqueue, expire, many, plain, quietly, row, took, value
+from hands import Conn, Worker, Workers, age, enqueue, expire, locked, many, plain, quietly, row, took, value
+from patience import until
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from readings import blocked
 from test_search import pages
 
 from dataloader.queue import db, lifecycle, operations
@@ -559,3 +562,18 @@ def test_who_holds_back_vacuum_is_named_as_far_as_this_role_may_see(own_db: str,
         assert (held["age_sec"], held["state"]) == (None, None)
         report.rollback()
         assert stats.vacuum(conn)["held_by"] is None
+
+
+def test_a_session_that_waits_for_a_row_has_not_locked_the_table(dsn: str, conn: Conn) -> None:
+    """It has a lock of the tuple meanwhile. A session with several locks of the table is named once."""
+    job_id = enqueue(conn)
+    with db.connect(dsn, name="waits", schema="public") as waits, ThreadPoolExecutor() as pool:
+        with locked(conn, job_id):
+            wait = pool.submit(waits.execute, "SELECT FROM dl_jobs FOR UPDATE")
+            until(lambda: blocked(conn, waits.info.backend_pid), "the other session to wait for the row")
+            found = stats.blockers(conn)
+        wait.result()
+        assert found == []
+        with waits.transaction():
+            waits.execute("LOCK TABLE dl_jobs IN SHARE MODE; LOCK TABLE dl_jobs IN EXCLUSIVE MODE")
+            assert [each["pid"] for each in stats.blockers(conn)] == [waits.info.backend_pid]

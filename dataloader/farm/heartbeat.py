@@ -25,13 +25,14 @@ from dataloader.farm.capture import Capture
 from dataloader.farm.process import EXIT_FENCED, drain_pipe, now, readable
 from dataloader.farm.session import Lost, Session, read
 from dataloader.farm.slots import TOOK_LONGER, Reason, Slot, stop_reason
-from dataloader.queue import db, lifecycle, logs
+from dataloader.queue import lifecycle, logs
 from dataloader.queue.job import Checkpoint, Delivery, End, as_progress, beat_interval, to_json
 
 CHECK_SEC = 0.005  # between two checks of a run's deadlines
 REST_SEC = 1.0  # without a run until the thread sleeps
 PROGRESS_SEC = 1.0  # progress and checkpoints are written at most once in this time
 LOGS_AGAIN_SEC = 10.0  # from a write of lines that fails to the next one
+LOCK_SEC = 4.0  # for a lock that another session has; less than RETAKE_SEC
 RETAKE_SEC = periods.seconds("RETAKE_SEC", 5.0)  # for taking the key again: the former session has 2 s to end
 LONG_SEC = 1.0  # after so long a run UNLISTENs at a beat, because unread notifications cost the server
 LOST_SEC = 1.0  # until a run stops whose key another worker may have
@@ -157,6 +158,7 @@ class Heartbeat(threading.Thread):
         self._capture = capture
         self._lease: Lease | None = None  # of the run under way
         self._interval = 0.0  # between two beats of this run
+        self._lock_sec = LOCK_SEC  # of this run
         self._next_beat = 0.0
         self._failed = False
         self._latest_session: lifecycle.Session | None = None  # the latest session of the run
@@ -213,6 +215,8 @@ class Heartbeat(threading.Thread):
 
     def _keep(self, lease: Lease) -> None:
         self._interval = beat_interval(self._beat_sec, lease.delivery.lease_ttl_sec)
+        patience = max(1.0, self._interval)
+        self._lock_sec = min(LOCK_SEC, patience / 2)  # a wait for an answer that is not in time costs the session
         self._latest_session, self._has_key = self._batch.claimed_in, True
         # A beat marks jobs that were claimed ahead as begun (see dl_reap), unless the run is over sooner.
         is_shown = lease.job.job_id == self._batch.begun and len(lease.delivery.jobs) == 1
@@ -221,7 +225,7 @@ class Heartbeat(threading.Thread):
         lease.slot.show(f"job={lease.job.job_id} attempt={lease.job.attempt}")
         while not lease.released:
             try:
-                self._session.call(partial(self._write_or_sleep, lease), answer_within=max(1.0, self._interval))
+                self._session.call(partial(self._write_or_sleep, lease), answer_within=patience)
             except Lost:
                 if now() > lease.slot.fence_at:
                     lease.give_up(End.HANDED_BACK, "the lease ran out while the database was away")
@@ -253,11 +257,7 @@ class Heartbeat(threading.Thread):
             if (written := capture.run) is not None and written.has_news and now() >= capture.write_at:
                 # Before the write: another session may have locked the table, and beats are not to wait for it.
                 places, capture.write_at = capture.places(), now() + LOGS_AGAIN_SEC
-                with session.conn.transaction():
-                    # A wait for the table fails before the wait for the answer, which would cost the session.
-                    patience = session.conn.answer_within
-                    db.give_up_after(session.conn, patience, lock_sec=patience / 2)
-                    logs.write(session.conn, [written], now())
+                logs.write(session.conn, [written], now(), lock_sec=self._lock_sec)
                 return capture.written(written, places)
             if lease.began < now() - TICK_SEC:
                 lease.slot.ahead = 0  # this thread is alive: the keeper need not do it
@@ -287,8 +287,8 @@ class Heartbeat(threading.Thread):
             document = to_json(log.without_known(as_progress(progress))) if progress else None
             if progress and document is None:
                 self._log.warning("progress.dropped", job_id=str(lease.job.job_id), why="not JSON, or too large")
-        sent, written, lock_sec = now(), lease.written, session.conn.answer_within / 2
-        answer = lifecycle.beat(session.conn, jobs, document, journal=is_beat_due, lock_sec=lock_sec)
+        sent, written = now(), lease.written
+        answer = lifecycle.beat(session.conn, jobs, document, journal=is_beat_due, lock_sec=self._lock_sec)
         if has_news and lease.progress is progress:  # a beat that fails leaves it to the next one
             lease.progress = None
         if answer is None:

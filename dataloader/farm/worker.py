@@ -26,7 +26,7 @@ from dataloader.farm.capture import Capture, beyond
 from dataloader.farm.common_log import FarmOutage, is_first, once
 from dataloader.farm.failures import headline, own_stack
 from dataloader.farm.guest import Inspection, keep_children_plain
-from dataloader.farm.heartbeat import Heartbeat
+from dataloader.farm.heartbeat import LOCK_SEC, Heartbeat
 from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED, EXIT_OK, EXIT_RECYCLE, now
 from dataloader.farm.runner import CannotStart, Runner, last_words
 from dataloader.farm.session import Lost, Plain, Session, read
@@ -49,7 +49,6 @@ GLANCE_SEC = 0.001  # between two checks for idle siblings, because a check cost
 RUN = log.Template("metric", "job.run", {"queue": str, **REPORT})
 LEARN_SEC = periods.seconds("LEARN_SEC", 60.0)  # between two readings of the resources that runs of tasks have used
 ANSWER_SEC = periods.seconds("WORKER_ANSWER_SEC", 10.0)  # the longest wait for an answer of the server
-LOCK_SEC = 4.0  # for a lock that another session has; less than RETAKE_SEC
 NO_COST = {"cpu_sec": 0.0, "peak_mb": 0.0}  # of the further jobs of a run
 REST_SEC = 1.0  # between tries to write the ends of locked rows while the worker rests
 

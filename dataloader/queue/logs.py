@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import nullcontext
 from uuid import UUID
 
 import psycopg
@@ -22,20 +23,25 @@ _SQL = db.statements("logs.sql")
 _log = structlog.get_logger("worker")
 
 
-def write(conn: Conn, runs: Collection[RunLog], at: float, are_over: bool = False) -> None:
+def write(
+    conn: Conn, runs: Collection[RunLog], at: float, are_over: bool = False, lock_sec: float | None = None
+) -> None:
     """Write the new lines of these runs. Raises only errors that a new session may heal; the lines then wait.
 
-    LockNotAvailable too, while another session has the table locked; lines of runs that `are_over` are dropped then,
-    unless the jobs are locked too, for which the end of the runs waits.
+    LockNotAvailable too, while another session has the table locked, for `lock_sec` or as the session has it; lines of
+    runs that `are_over` are dropped then, unless the jobs are locked too, for which the end of the runs waits.
     """
     todo = [(run, run.unwritten()) for run in runs if run.has_news]
     if not todo:
         return
     try:
-        for run, unwritten in todo:
-            if unwritten.left_out:
-                _leave_out(conn, run, unwritten.left_out, at)
-        _insert(conn, [(run, line) for run, unwritten in todo for line in unwritten.lines], at)
+        with conn.transaction() if lock_sec else nullcontext():
+            if lock_sec:
+                conn.execute("SELECT set_config('lock_timeout', %s, true)", (f"{lock_sec * 1_000:.0f}ms",))
+            for run, unwritten in todo:
+                if unwritten.left_out:
+                    _leave_out(conn, run, unwritten.left_out, at)
+            _insert(conn, [(run, line) for run, unwritten in todo for line in unwritten.lines], at)
     except psycopg.Error as e:
         for run, _ in todo:
             run.is_in_doubt = run.is_in_doubt or conn.closed

@@ -175,6 +175,26 @@ def test_a_locked_table_of_logs_stops_neither_the_beats_nor_the_keeper(farm: Far
         until(lambda: "requeue" in farm.story(job), "the keeper")
 
 
+DIES_AT_ITS_COMMIT = """
+CREATE SEQUENCE commits;
+GRANT USAGE ON commits TO PUBLIC;
+CREATE FUNCTION dies_first() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF nextval('commits') = 1 THEN PERFORM pg_terminate_backend(pg_backend_pid()); END IF;
+  RETURN NULL;
+END $$;
+CREATE CONSTRAINT TRIGGER dies_first AFTER INSERT ON dl_job_logs DEFERRABLE INITIALLY DEFERRED
+  FOR EACH ROW EXECUTE FUNCTION dies_first()"""
+
+
+def test_lines_whose_session_ends_at_their_commit_are_written_by_the_next_one(farm: Farm) -> None:
+    farm.ready(workers=1)
+    farm.conn.execute(DIES_AT_ITS_COMMIT)
+    farm.enqueue("prints_on")
+    until(lambda: farm.rows("SELECT FROM dl_job_logs"), "lines")
+    assert farm.rows("SELECT min(line), last_value > 1 FROM dl_job_logs, commits GROUP BY last_value") == [(1, True)]
+
+
 def test_a_row_that_is_locked_for_longer_than_a_heartbeat_costs_its_run_no_session(farm: Farm, own_db: str) -> None:
     program = farm.ready(workers=1)
     job = LongJob(farm)

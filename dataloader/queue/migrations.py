@@ -152,10 +152,11 @@ def drifted(conn: db.Connection) -> list[str]:
 
 
 def faults(conn: Conn) -> list[str]:
-    """Rows that this role does not see, then triggers and indexes that do not work; see `drifted` for functions."""
-    hidden = drift.hidden(conn)
-    is_ours = max(_applied(conn), default=0) == expected()[0]
-    return [*([hidden] if hidden else []), *(map(str, drift.of_tables(conn)) if is_ours else [])]
+    """Rows that this role does not see, else triggers and indexes that do not work; see `drifted` for functions."""
+    if hidden := drift.hidden(conn):
+        return [hidden]
+    is_ours = max(_applied(conn)) == expected()[0]
+    return [str(each) for each in drift.of_tables(conn)] if is_ours else []
 
 
 def expected() -> tuple[int, str]:

@@ -170,15 +170,18 @@ def test_a_table_that_the_role_may_not_read_or_that_is_gone(
         assert "lacks the table dl_workers." in refusal(app.test_client(), refused, "database")["detail"]
 
 
-def test_rows_that_row_security_hides(own_db: str, make_role: Callable[[str], str], refused: Refused) -> None:
+@pytest.mark.parametrize("table", ["dl_jobs", "dl_migrations"])
+def test_rows_that_row_security_hides(
+    own_db: str, make_role: Callable[[str], str], refused: Refused, table: str
+) -> None:
     """A session that was opened before sees an empty queue, and no statement fails."""
     with of_role(own_db, make_role(own_db)) as (app, conn, _):
         until(lambda: _status(app) == 200, "the API to be ready")
-        conn.execute("ALTER TABLE dl_jobs ENABLE ROW LEVEL SECURITY")
-        text = "row security hides the rows of dl_jobs from this role"
+        conn.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
+        text = f"row security hides the rows of {table} from this role"
         assert text in refusal(app.test_client(), refused, "schema")["detail"]
         until(lambda: text in _overview(app), "the overview to say so")
-        conn.execute("ALTER TABLE dl_jobs DISABLE ROW LEVEL SECURITY")
+        conn.execute(f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY")
         until(lambda: text not in _overview(app), "the overview to be content")
 
 

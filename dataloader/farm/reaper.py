@@ -309,13 +309,15 @@ def reap(conn: db.Connection, log: Log, uptime: Uptime, patience_sec: float, may
     if uptime.jump_sec:
         log.warning("reaper.clock.jumped", forwards_sec=round(uptime.jump_sec, 1))
     taken: Counter[str] = Counter()
-    while may_go_on() and (job := lifecycle.reap(conn, up_sec, patience_sec)):
+    while job := lifecycle.reap(conn, up_sec, patience_sec):
         taken[str(job.status)] += 1
         logs.metric("job.run", job_id=str(job.job_id), outcome="expired", status=job.status)
         log.warning("reaper.job.taken", job_id=str(job.job_id), status=job.status)
+        if not may_go_on():
+            break
     if taken:
         log.warning("reaper.requeued", count=taken.total(), **taken)
-    while may_go_on() and lifecycle.wake(conn, WAKE_BATCH) >= WAKE_BATCH:
+    while lifecycle.wake(conn, WAKE_BATCH) >= WAKE_BATCH and may_go_on():
         pass
 
 

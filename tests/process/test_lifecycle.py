@@ -543,6 +543,12 @@ def test_a_reaper_stops_in_the_middle_of_a_backlog(farm: Farm, own_db: str, back
     assert farm.rows(left)[0][0] > 0
 
 
+def test_a_reaper_whose_round_is_shorter_than_an_answer_goes_on_with_its_backlog(farm: Farm) -> None:
+    farm.conn.execute(EXPIRED)  # type: ignore[arg-type]
+    farm.reaper(dl_reaper_period_sec=1e-9)
+    until(lambda: farm.rows("SELECT FROM dl_jobs WHERE status = 'queued'"), "the first of them")
+
+
 @pytest.mark.parametrize(
     "trouble", ["LOCK TABLE dl_rolled IN EXCLUSIVE MODE", "ALTER TABLE dl_totals DROP COLUMN buckets; COMMIT"]
 )

@@ -113,7 +113,8 @@ def _silent_workers(workers: Sequence[Row]) -> Iterator[Alert]:
         advice = "Its workers keep their settings and code. Correct it, and reload again."
         yield Alert(f"The latest reload of the farm on {host} did not succeed: {error}.", advice)
     live = [worker for worker in workers if worker["is_live"]]
-    for queue in sorted({queue for worker in live for queue in worker["queues"]}):
+    start = [worker for worker in live if worker["state"] == "starting"]
+    for queue in sorted({queue for worker in start for queue in worker["queues"]}):
         of_queue = [worker for worker in live if queue in worker["queues"]]
         states = [(worker["state"], worker["started_at"]) for worker in of_queue]
         if text := waiting.starting(queue, states, of_queue[0]["seen_at"]):

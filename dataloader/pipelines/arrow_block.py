@@ -87,5 +87,6 @@ def _type(kind: str) -> Any:
     """PURE: the type of Arrow as which a field of this type is read, a text too; None where Arrow cannot."""
     if exact := re.fullmatch(r"numeric\((\d+),(\d+)\)", kind):
         digits, scale = map(int, exact.groups())
-        return pa.decimal128(digits, scale) if scale <= digits <= 18 and scale <= 16 else None
+        if scale <= digits <= 18 - scale:  # Arrow moves the point of so many digits unchecked, and 64 bits are written
+            return pa.decimal128(digits, scale)
     return _TYPES.get(kind) or (pa.string() if takes_texts(kind) else None)

@@ -287,6 +287,25 @@ def test_an_end_ends_the_thread_that_reads_ahead(context: Context, rows: Rows, l
     assert threads() == 0
 
 
+@pytest.mark.parametrize(
+    ("kind", "number", "is_refused"),
+    [
+        *(("numeric(18,4)", "1844674407370956", True), ("numeric(18,16)", "20260102", True)),
+        *(("numeric(18,4)", "12345678901234.5678", False), ("numeric(20,3)", "12345678901234567.891", False)),
+    ],
+)
+def test_a_number_has_all_its_digits_or_is_refused(
+    kind: str, number: str, is_refused: bool, job: Load, rows: Rows, tmp_path: Path, ways: list[Any]
+) -> None:
+    rows(f"CREATE TABLE t (id bigint PRIMARY KEY, n {kind})")
+    lines = "".join(f"{at},{number if at == 5_000 else '0.00'}\n" for at in range(6_000))
+    (tmp_path / "f.csv").write_text(f"id,n\n{lines}")
+    result = job("load.files", {"path": "f.csv", "table": "t", "key": ["id"], "max_errors": 1})
+    assert (result.status, "binary" in ways) == ("succeeded", True), result.error
+    assert rows("SELECT line FROM t_rejects") == [(5_002,)] * is_refused
+    assert rows("SELECT n::text FROM t WHERE n <> 0") == [(number,)] * (not is_refused)
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("blank", ["{0}1,2{0}", "1,2{0}{0}3,4{0}", "1,2{0}{0}", "{0}", '"a{0}{0}",2{0}{0}1,2{0}'])
 def test_a_blank_line_is_no_record(blank: str, end: str) -> None:

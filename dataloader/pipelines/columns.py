@@ -311,8 +311,9 @@ _NO_ZONE = 'a time without its zone; timezone should name it, such as "Europe/Be
 
 @lru_cache(4_096)
 def _parsed(text: str, form: str) -> datetime | None:
-    if "%f" in form:  # PostgreSQL has six digits, and would round
-        text = re.sub("(?<=[.,][0-9]{6})[0-9]+", "", text)
+    before = form.partition("%f")[0]
+    if before != form and (mark := before[-1:]) in (".", ","):  # PostgreSQL has six digits, and would round
+        text = re.sub(rf"^((?:[^{mark}]*{re.escape(mark)}){{{before.count(mark)}}}[0-9]{{6}})[0-9]+", r"\1", text)
     try:
         return datetime.strptime(text, form)  # noqa: DTZ007 - a zone is in the text, or there is none
     except ValueError:

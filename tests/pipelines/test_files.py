@@ -209,6 +209,16 @@ CASES: dict[str, tuple[bytes, dict[str, Any], list[tuple[str | None, ...]]]] = {
         {"types": {"at": "timestamp"}, "date_format": "%Y-%m-%d %H:%M:%S.%f"},
         [("1", "2026-03-05T14:30:00.999999"), ("2", "2026-03-05T14:30:00.5")],
     ),
+    "a point before the time of day": (
+        b"id,at\n1,20260305.143059123456\n",
+        {"types": {"at": "timestamp"}, "date_format": "%Y%m%d.%H%M%S%f"},
+        [("1", "2026-03-05T14:30:59.123456")],
+    ),
+    "points before the microseconds": (
+        b"id,at\n1,2026.1212121212.1234567\n",
+        {"types": {"at": "timestamp"}, "date_format": "%Y.%m%d%H%M%S.%f"},
+        [("1", "2026-12-12T12:12:12.123456")],
+    ),
     "quoted line ends stay": (b'id,a,n\n1,"x\r\ny",1\n', {}, [("1", "x\r\ny", "1")]),
 }  # fmt: skip
 

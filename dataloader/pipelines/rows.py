@@ -241,8 +241,9 @@ class Frames(Source):
         self.batches: Iterator[Any] = iter(stream)
         self.columns = parquet.columns_of(self.origin, stream.schema)
         of = pyarrow.types
-        self._are_texts = [of.is_string(each.type) for each in stream.schema]
-        self._are_numbers = [of.is_integer(each.type) or of.is_floating(each.type) for each in stream.schema]
+        kinds = [each.type.value_type if of.is_dictionary(each.type) else each.type for each in stream.schema]
+        self._are_texts = [*map(of.is_string, kinds)]
+        self._are_numbers = [of.is_integer(kind) or of.is_floating(kind) for kind in kinds]
 
     def items(self, begin: Place, size: int) -> Iterator[tuple[int, Item]]:
         if written := self._written:

@@ -142,14 +142,19 @@ def test_a_type_that_duckdb_gives_in_part_is_refused(
     assert load(f"SELECT 1 AS id, CAST({value} AS text) AS v").error is None
 
 
+@pytest.mark.parametrize("is_enum", [False, True])
 def test_texts_of_duckdb_are_read_by_the_job_and_not_by_the_sessions_datestyle(
-    tmp_path: Path, shop: Callable[[str], Shop], rows: Rows
+    tmp_path: Path, shop: Callable[[str], Shop], rows: Rows, is_enum: bool
 ) -> None:
     with duckdb.connect(tmp_path / "shop.duckdb") as conn:
         conn.sql(
             "CREATE TABLE o AS SELECT range AS id, '0' || 1 + range || '.03.2026' AS day, '1.5' AS n FROM range(3)"
         )
         conn.sql("INSERT INTO o VALUES (3, '', 'n/a'), (4, NULL, NULL)")
+        if is_enum:
+            conn.sql("CREATE TYPE days AS ENUM (SELECT DISTINCT day FROM o WHERE day IS NOT NULL)")
+            conn.sql("CREATE TYPE numbers AS ENUM ('1.5', 'n/a')")
+            conn.sql("ALTER TABLE o ALTER day TYPE days; ALTER TABLE o ALTER n TYPE numbers")
     load = shop(f"duckdb://{tmp_path / 'shop.duckdb'}")
     types = {"day": "date", "n": "numeric"}
     reason = "source shop, row 1: column day: a date that two formats read differently; date_format should say which"

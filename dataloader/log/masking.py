@@ -33,7 +33,8 @@ SHORTEST_NUMBER = 6  # digits; shorter numbers are years, ports and counts
 _NAMES = (
     r"(?:(?:pass(?:word|wd|phrase|code)|pwd|secret|token|credential|cookie|signature)s?|authorization|bearer|(?<![a-z0-9])jwt|sess(?:ion)?[-_]?id|"
     r"(?:api|app|application|access|account|auth|client|db|database|encryption|license|master|private|priv|secret|service|"
-    r"shared|signing|ssh|storage|subscription)[-_.]?keys?|account\.key\.[\w.]{1,80})(?-i:(?![a-z]))"
+    r"shared|signing|ssh|storage|subscription)[-_]?keys?|(?<=\.)(?:access|api|secret)\.key|account\.key\.[\w.]{1,80})"
+    r"(?-i:(?![a-z]))"
 )
 # A name that ends so is that of a fact about a secret.
 _FACTS = (
@@ -65,14 +66,16 @@ _HEADER = re.compile(
 )
 _FIRST = "(?=[abcdejlmpst])"  # the first letters of _NAMES rule out most places at little cost
 _FLAG = re.compile(rf"--((?:(?!--)[\w-]){{0,30}}?{_FIRST}{_NAMES}[\w-]{{0,30}}+)(\s{{1,3}})[^\s-]\S*+", re.IGNORECASE)
-_LOGIN_FLAG = re.compile(r"(?<!\S)((?:-u[ =]{0,3}|--user[ =]{1,3})[^\s:=]{1,100}+:)\S++")  # of curl
+_LOGIN_FLAG = re.compile(r"(?<!\S)((?:-u(?!rl|ser)[ =]{0,3}|--user[ =]{1,3})[^\s:=]{1,100}+:)\S++")  # of curl
 _ORACLE = re.compile(
     r"(:thin:[\w$#]{1,30}+/)[^\s@]{1,100}+(?=@)|((?<![\w/])[\w$#]{1,30}+/)[^\s/@]{1,100}+(?=@//)", re.IGNORECASE
 )
 _PAIR = re.compile(
     rf"""((?:{_FIRST}{_SECRET}[\w-]{{0,30}}+\\{{0,8}}["']?\s{{0,3}}(?:=>|[=:]|%3[ad]|>(?=[^<\s]{{1,300}}</))|"""
-    r"""(?:(?<![a-z])|(?<=\\[nrt]))(?:pass|auth|pin|otp|sas|sig)(?:\\{0,8}["']\s{0,3}:|\s{0,3}=|%3d)|_pass:)\s{0,3}|"""
-    r"""password\s{1,3}(?=e?')|identified\s{1,3}by\s{1,3}(?=\\{0,8}['"]))"""  # SQL
+    r"""(?:(?<![a-z])|(?<=\\[nrt]))(?:pass|pin|otp|sas|sig)(?:\\{0,8}["']\s{0,3}:|\s{0,3}=|%3d)|"""
+    r"""(?:(?<![a-z0-9])_|[?&])auth\s{0,3}=|(?<![a-z])auth\\{0,8}["']\s{0,3}:|(?:(?-i:_PASS)|(?:db|user)_pass):)\s{0,3}|"""
+    r"""password\s{1,3}(?=e?')|"""  # this and the next are SQL
+    r"""(?:(?-i:IDENTIFIED)|user\s{1,3}(?!is\s)\S{1,100}\s{1,3}identified)\s{1,3}by\s{1,3}(?=\\{0,8}['"]))"""
     r"""(?:[brue]?'(?:[^'\\]|\\.){0,5000}+(?:'|\Z)|[bru]?"(?:[^"\\]|\\.){0,5000}+(?:"|\Z)|"""
     r"""\\{1,8}["'].{0,5000}?(?:\\{1,8}["']|\Z)|\[[^]]{0,5000}+]?|\{[^}]{0,5000}+}?|"""
     r"""(?:[^\s,;&\\]|\\(?!n[\w.-]{1,60}\s{0,3}[=:]))++)""",  # an escaped new line begins another name
@@ -100,7 +103,7 @@ _FORMS = {
     "dop_v1_": "[a-f0-9]{64}", "hvs.": r"[\w-]{24,}", "shpat_": "[a-fA-F0-9]{32}",
     "glsa_": "[A-Za-z0-9]{32}_[A-Fa-f0-9]{8}",
     "AGE-SECRET-KEY-1": "[A-Z0-9]{58}", "PMAK-": r"[a-f0-9]{24}-[a-f0-9]{34}", "lin_api_": "[A-Za-z0-9]{40}",
-    "eyJ": r"[\w-]{10,}\.[\w-]{10,}(?:\.[\w-]*)?", ":AA": r"[\w-]{33}",  # a JWT; the token of a Telegram bot
+    "eyJ": r"[\w-]{10,2000}+\.[\w-]{10,}(?:\.[\w-]*)?", ":AA": r"[\w-]{33}",  # a JWT; the token of a Telegram bot
     "SK": "[a-f0-9]{32}", "hvb.": r"[\w-]{100,}", "dckr_pat_": r"[\w-]{27}", "figd_": r"[\w-]{40}",
     ".atlasv1.": r"[\w=-]{60,}", "gloas-": "[a-f0-9]{64}", "pul-": "[a-f0-9]{40}", "sbp_": "[a-f0-9]{40}",
     "dt0c01.": r"[A-Z0-9]{24}\.[A-Z0-9]{64}", "tskey-": r"[a-z]+-\w+-\w{20,}", "ops_eyJ": "[A-Za-z0-9+/=]{200,}",
@@ -113,7 +116,8 @@ _FORMS = {
 }  # fmt: skip
 _FORM = re.compile(
     "|".join(
-        (r"(?<=\w)" if begin[0] in ":." else "(?<![A-Za-z0-9])") + re.escape(begin) + _FORMS[begin] for begin in _FORMS
+        {":": r"(?<=\d{6})", ".": r"(?<=\w)"}.get(begin[0], "(?<![A-Za-z0-9])") + re.escape(begin) + rest
+        for begin, rest in _FORMS.items()
     )
 )
 _RUN = re.compile(r"\S{20}")  # no token is shorter
@@ -236,7 +240,7 @@ def _masked_anew(text: str) -> str:
 def _is_login(text: str) -> bool:
     """Whether a text is the base64 of NAME:PASSWORD."""
     with suppress(ValueError):
-        return b":" in (login := b64decode(text + "==")) and login.isascii()
+        return ":" in b64decode(text + "==").decode()
     return False
 
 

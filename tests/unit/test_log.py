@@ -290,6 +290,8 @@ OWN = "dl_Xq3-_" + "Zy8_" * 9 + "Kp"
         "jdbc:oracle:thin:ann/s3cret@h:1521/x",
         "ann/s3cret@//h:1521/x",
         "CREATE USER u IDENTIFIED BY 's3cret'",
+        "create user u identified by 's3cret'",
+        "https://h/a.json?auth=s3cret",
         'CREATE USER u IDENTIFIED BY "s3cret"',
         "<password>s3cret</password>",
         '{"auths": {"h": {"auth": "s3cret"}}}',
@@ -317,6 +319,8 @@ def test_each_kind_of_key_is_masked(key: str, joint: str) -> None:
     "text",
     ["send a bearer token", "bearer authentication", 'relation "dl_job_events" does not exist: dl_jobs_forget',
      "cannot reach http://h:8081", "cannot reach http://h:8081/a/b", "it's fine",
+     "private.key: Permission denied", "the rows identified by 'id'", "the user is identified by 'id'", "-url:jdbc:x",
+     "SHA1:" + "AA" * 20, "auth=None", "use_auth=true", "first_pass: done", "-user:ann",
      "Basic Authentication", "the basic plan2024", 'index "dl_job_events_2026_11_28_job_id_event_id_idx"',
      "usage: login <password> FILE", "token.json: not found", "pass: 2 of 3", "add user/name@host",
      "took 5: fine", "lock_key=a", "https://host:80/a?b=c", "a@b.de", "primary key: id"],
@@ -329,6 +333,7 @@ def test_base64_of_a_login_is_masked() -> None:
     assert log.masked("as Basic dTpzM2NyZXQ= and ('Authorization', 'basic dTpzM2NyZXQ')") == (
         "as Basic *** and ('Authorization', 'basic ***')"
     )
+    assert log.masked("as Basic dTpww6Rzc3fDtnJk") == "as Basic ***", "its password is not ASCII"
 
 
 def test_what_a_url_encodes_is_known_however_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -538,7 +543,7 @@ def test_a_known_secret_is_masked_as_a_whole_word_of_eight_characters() -> None:
     ["password", "password=", "password='", 'password="\\', "://a:", "://a", "://", "a" * 50, "token: \\'", "cookie:",
      "dl_", "dl_" + "a" * 40, "bearer ", "https://a@", "password '", "password: [", "PRIVATE KEY-----", "token%3D", "-",
      "token---", "--token-", "--a", "--password ", "://" * 70 + " @ ", "://u:", "://a:b@ ", "password=[ ",
-     "password={,"],
+     "password={,", "-eyJ"],
 )  # fmt: skip
 @pytest.mark.long
 def test_no_text_takes_much_longer_than_others_of_its_length(piece: str) -> None:

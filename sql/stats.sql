@@ -303,9 +303,10 @@ SELECT current_setting('server_version') AS version, current_database() AS datab
 -- name: blockers
 -- Sessions in the farm's way. Their age (of the last change of their state) is seen of this role's own sessions, and with
 -- pg_read_all_stats. Of the farm's advisory locks the numbers begin with "dl" in ASCII, or are "dlogs". A lock on dl_jobs
--- counts where a writer has to wait for it; `migrate` holds one for a moment.
-SELECT DISTINCT 'lock' AS blocks, pid, usename AS "user", application_name AS application,
-       extract(epoch FROM clock_timestamp() - state_change)::float8 AS age_sec
+-- counts where a writer has to wait for it; `migrate` holds one for a moment, and autovacuum gives its lock to a writer. A
+-- session with several such locks is named once.
+SELECT 'lock' AS blocks, pid, usename AS "user", application_name AS application,
+       extract(epoch FROM statement_timestamp() - state_change)::float8 AS age_sec
   FROM pg_locks l JOIN pg_stat_activity a USING (pid)
  WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND a.datname = current_database() AND l.database = a.datid
    AND (classid::bigint >> 16 = 25708 OR classid = 100 AND objid = 1819240307)
@@ -315,7 +316,7 @@ UNION ALL
 SELECT 'table', pid, usename, application_name, extract(epoch FROM clock_timestamp() - min(xact_start))::float8
   FROM pg_locks JOIN pg_stat_activity USING (pid)
  WHERE locktype = 'relation' AND relation = 'dl_jobs'::regclass AND database = datid AND datname = current_database() AND granted
-   AND application_name <> 'dl-migrate' AND pid <> pg_backend_pid()
+   AND application_name <> 'dl-migrate' AND pid <> pg_backend_pid() AND backend_type = 'client backend'
    AND mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
  GROUP BY pid, usename, application_name
 UNION ALL (

@@ -4,7 +4,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from hands import DONE, Conn, Worker, enqueue, ids, plain, step, value, waits
+from hands import DONE, Conn, Worker, enqueue, ids, kinds, plain, row, step, value, waits
 
 from dataloader.queue import lifecycle, operations
 from dataloader.queue.job import Finish
@@ -36,6 +36,7 @@ def test_it_starts_the_best_job_of_each_key_and_holds_these_keys_alone(conn: Con
 def test_it_starts_no_more_than_it_is_asked_for_and_passes_keys_that_others_have(conn: Conn, worker: Worker) -> None:
     for _ in range(10):
         plain(conn, lock_key="held")
+    plain(conn, queue="another", priority=0)
     first, second = plain(conn), plain(conn)
     conn.execute("SELECT pg_advisory_lock(hashtext('held'))")
     assert short(worker, 1) == [first]
@@ -83,6 +84,16 @@ def test_it_starts_nothing_where_something_has_to_be_moved_before(conn: Conn, wo
     else:
         conn.execute("INSERT INTO dl_freed (key_hash, since) VALUES (1, now() - interval '1.1 s')")
     assert short(worker) == []
+    assert value(conn, LOCKS, worker.pid) == 0
+
+
+def test_a_success_clears_the_row_is_journaled_once_and_frees_its_key(conn: Conn, worker: Worker) -> None:
+    job = worker.start_new()
+    conn.execute("UPDATE dl_jobs SET error = 'of an earlier run', error_group = 'of an earlier run'")
+    assert lifecycle._step_plain(worker.session, "none", 1, [Ended(job, DONE)])[0].ended == {job.job_id: "succeeded"}
+    found = row(conn, job.job_id)
+    assert [found[name] for name in ("lease_expires_at", "claimed_by", "error", "error_group")] == [None] * 4
+    assert kinds(conn, job.job_id) == ["queued", "picked", "done"]
     assert value(conn, LOCKS, worker.pid) == 0
 
 

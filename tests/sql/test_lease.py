@@ -1,14 +1,16 @@
 """Every write to a running job names its claim: job, attempt, worker, running. Otherwise nothing is changed."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from hands import Conn, Worker, Workers, expire, many, plain, started, successor, until
+from hands import DONE, Conn, Worker, Workers, expire, many, plain, started, successor, until
 from readings import journal, keys_held, kinds, row, state, value
 
 from dataloader.queue import lifecycle
 from dataloader.queue.job import Job
+from dataloader.queue.lifecycle import Ended
 
 VERBS: dict[str, Callable[[Worker, Job], Any]] = {
     "beat": lambda worker, job: lifecycle.beat(worker.conn, [job], '{"p": 1}', True) is not None,
@@ -20,6 +22,9 @@ VERBS: dict[str, Callable[[Worker, Job], Any]] = {
     "fail": lambda worker, job: worker.finish(job, "fail", error="boom"),
     "cancel": lambda worker, job: worker.finish(job, "cancel"),
     "hand_back": lambda worker, job: worker.finish(job, "hand_back", error="drain"),
+    "succeed, by a short claim": lambda worker, job: (
+        lifecycle._step_plain(replace(worker.session, worker=job.claimed_by), "none", 1, [Ended(job, DONE)])[0].ended
+    ),
 }
 STRANGERS: dict[str, Callable[[Job], Job]] = {
     "an earlier attempt": lambda job: job._replace(attempt=job.attempt - 1),

@@ -26,6 +26,7 @@ from .mutants import ROOT, Mutant, apply
 NOT = ("test_migrations.py", "test_migrate_under_load.py")
 OPTIONS = [
     *("-x", "-q", "-rfE", "--no-header", "--tb=line", "--timeout=120"),
+    *("-m", "not slow"),  # long ones too: some guards are caught by random steps alone
     *("-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:schemathesis"),  # the last takes seconds to import
     *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # of the libraries that the parent has imported
 ]

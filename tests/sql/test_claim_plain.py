@@ -94,6 +94,7 @@ def test_a_success_clears_the_row_is_journaled_once_and_frees_its_key(conn: Conn
     found = row(conn, job.job_id)
     assert [found[name] for name in ("lease_expires_at", "claimed_by", "error", "error_group")] == [None] * 4
     assert kinds(conn, job.job_id) == ["queued", "picked", "done"]
+    assert found["journaled"] == 4, "the trigger looks again, and that costs"
     assert value(conn, LOCKS, worker.pid) == 0
 
 

@@ -10,11 +10,12 @@ from uuid import UUID
 
 import httpx
 import pytest
-from hands import Conn, Worker, Workers, expire, many, plain, quietly, started, state, step, until, value, waits
+from hands import Conn, Worker, Workers, expire, locked, many, plain, quietly, started, step, until
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
+from readings import row, state, value, waits
 
 from dataloader import config
 from dataloader.farm.runner import Runner
@@ -58,7 +59,9 @@ def test_an_end_lets_the_first_one_in_and_no_more(conn: Conn, one: Worker, two: 
     assert two.take().job_id == second
 
 
-def test_a_claim_takes_one_job_of_a_limit_and_others_beside_it(conn: Conn, worker: Worker) -> None:
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_claim_takes_one_job_of_a_limit_and_others_beside_it(conn: Conn, worker: Worker, ordered: bool) -> None:
+    operations.set_order(conn, "q", "test", ordered=ordered)
     allow(conn, most=3)
     limited, others = jobs(conn, 3), [plain(conn) for _ in range(3)]
     assert [job.job_id for job in claim(worker, 10).jobs] == [limited[0], *others[:3]]
@@ -73,9 +76,11 @@ def test_a_full_limit_costs_the_jobs_behind_it_nothing(conn: Conn, worker: Worke
     allow(conn, most=0)
     with quietly(conn):
         many(conn, 2_500, limits="'{l}'")
-        other = plain(conn)
+        other, last = plain(conn), plain(conn)
+    version = value(conn, "SELECT xmin::text FROM dl_jobs WHERE job_id = %s", last)
     assert worker.take().job_id == other
     assert value(conn, "SELECT count(*) FROM dl_jobs WHERE blocked_on = 'limit:l'") == 2_500
+    assert value(conn, "SELECT xmin::text FROM dl_jobs WHERE job_id = %s", last) == version
 
 
 def test_jobs_of_one_key_pass_one_that_waits_for_a_limit(conn: Conn, worker: Worker) -> None:
@@ -125,12 +130,12 @@ def test_a_place_goes_to_the_next_row_when_one_stops_at_another_limit(conn: Conn
 
 def test_a_row_whose_lease_is_over_counts_until_it_is_recovered(conn: Conn, one: Worker, two: Worker) -> None:
     allow(conn, most=1)
-    first, second = jobs(conn, 2)
+    first, second = jobs(conn, 2, max_attempts=1)
     run(one)
     expire(conn, first)
     assert claim(two).job is None
     assert lifecycle.reap(two.conn) is not None
-    assert two.take().job_id in (first, second)
+    assert (state(conn, first)[0], two.take().job_id) == ("lost", second)
 
 
 @pytest.mark.parametrize(
@@ -153,18 +158,29 @@ def test_a_place_passes_on_from_an_end_or_a_row_that_leaves(conn: Conn, one: Wor
     assert waits(conn, third) == [None]
 
 
+@pytest.mark.parametrize(
+    "leaves", ["UPDATE dl_jobs SET status = 'canceled'", "UPDATE dl_jobs SET queue = 'other'", "DELETE FROM dl_jobs"]
+)
+def test_a_row_that_leaves_its_limit_frees_its_key(conn: Conn, leaves: str) -> None:
+    first = plain(conn, lock_key="k", limits=["l"], blocked_on="limit:l", journaled=2)
+    behind = plain(conn, lock_key="k", blocked_on="key", journaled=2)
+    conn.execute(f"{leaves} WHERE job_id = %s", (first,))
+    assert waits(conn, behind) == [None]
+
+
 def test_every_queue_has_a_row_for_the_room(conn: Conn, one: Worker, two: Worker) -> None:
     """A queue that is paused, or has no worker, does not keep a place from the others."""
     allow(conn, most=1)
     (first,) = jobs(conn, 1)
-    (idle,) = jobs(conn, 1, queue="idle", made_sec=-60)
+    idle, later = jobs(conn, 2, queue="idle", made_sec=-60)
     (second,) = jobs(conn, 1)
     (job,) = run(one)
     assert claim(two).job is None
+    assert waits(conn, idle, later, second) == [None, None, "limit:l"]
     assert claim(two, queue="idle").job is None
-    assert waits(conn, idle, second) == ["limit:l"] * 2
+    assert waits(conn, idle, later) == ["limit:l"] * 2
     one.finish(job)
-    assert waits(conn, idle, second) == [None, None]
+    assert waits(conn, idle, later, second) == [None, "limit:l", None]
     assert (job.job_id, two.take().job_id) == (first, second)
 
 
@@ -178,9 +194,55 @@ def test_a_limit_that_is_changed_holds_at_once(conn: Conn, workers: Workers) -> 
     assert waits(conn, *queued[1:]) == [None, None, "limit:l", "limit:l"]
     run(*four[1:3])
     assert claim(four[3]).job is None
+    allow(conn, most=1)  # with three that run
+    (late,) = jobs(conn, 1)
+    assert claim(four[3]).job is None
+    assert waits(conn, late) == ["limit:l"]
     assert operations.remove_limit(conn, "l", "test")
     assert waits(conn, *queued[3:]) == [None, None]
     assert not operations.remove_limit(conn, "l", "test")
+
+
+def test_a_ready_job_stands_for_one_place(conn: Conn, one: Worker, two: Worker) -> None:
+    """Of its own limit: neither one of another limit nor many parked ones of another are in the way."""
+    allow(conn, most=1)
+    _, second, third = jobs(conn, 3)
+    run(one)
+    assert claim(two).job is None
+    (ready,) = jobs(conn, 1)
+    jobs(conn, 1, "other")
+    with quietly(conn):
+        many(conn, 101, limits="'{a}'", blocked_on="'limit:a'")
+    allow(conn, most=3)
+    assert waits(conn, second, third, ready) == [None, "limit:l", None]
+
+
+def test_a_worker_runs_several_jobs_and_a_delivery_is_one_run(conn: Conn, one: Worker, two: Worker) -> None:
+    operations.set_order(conn, "merged", "test", ordered=True, merge=True)
+    allow(conn, "l", most=3)
+    allow(conn, "rate", per_minute=1, burst=2)
+    jobs(conn, 2, "l", "rate", lock_key="k", queue="merged")
+    assert len(claim(one, queue="merged").jobs) == 2
+    jobs(conn, 1, "rate"), jobs(conn, 3)
+    run(two, two, two)
+    assert claim(one).job is None
+
+
+def test_a_start_takes_tokens_of_its_own_limit(conn: Conn, worker: Worker) -> None:
+    allow(conn, "a", per_minute=1)
+    allow(conn, "b", per_minute=1)
+    (first,), (second,) = jobs(conn, 1, "a"), jobs(conn, 1, "b")
+    assert [worker.take().job_id, worker.take().job_id] == [first, second]
+
+
+def test_a_locked_row_is_not_waited_for_and_takes_no_token(conn: Conn, worker: Worker) -> None:
+    allow(conn, "full", most=0)
+    allow(conn, "rate", per_minute=1)
+    (full,), (rate,) = jobs(conn, 1, "full"), jobs(conn, 1, "rate")
+    with locked(conn, full, rate):
+        assert claim(worker).job is None
+    assert waits(conn, full) == [None]
+    assert worker.take().job_id == rate
 
 
 def test_as_many_jobs_start_as_there_are_tokens_and_none_is_given_back(conn: Conn, worker: Worker) -> None:
@@ -219,9 +281,11 @@ def test_a_stranger_with_the_limits_row_stops_its_starts_alone(conn: Conn, worke
 def test_a_faster_rate_makes_the_waiting_job_due(conn: Conn, worker: Worker) -> None:
     allow(conn, per_minute=0.01)
     first, second = jobs(conn, 2)
+    plain(conn, in_sec=1_000)
+    conn.execute("UPDATE dl_jobs SET backoffs = 2")
     assert worker.take().job_id == first
     assert claim(worker).job is None
-    assert waits(conn, second) == ["time"]
+    assert (waits(conn, second), row(conn, second)["backoffs"]) == (["time"], 0)
     allow(conn, per_minute=60_000)
     assert worker.take().job_id == second
 
@@ -340,8 +404,11 @@ def test_an_end_during_the_parking_finds_the_parked_rows(conn: Conn, one: Worker
 
 
 def test_nothing_is_parked_while_a_run_is_about_to_end(conn: Conn, one: Worker, two: Worker) -> None:
-    """Its place may be free at once: the claim comes back."""
-    allow(conn, most=1)
+    """Its place may be free at once: the claim comes back. A delivery beside it is one run."""
+    operations.set_order(conn, "merged", "test", ordered=True, merge=True)
+    allow(conn, most=2)
+    jobs(conn, 2, lock_key="k", queue="merged"), jobs(conn, 1, "other", queue="merged")
+    assert len(claim(two, 2, queue="merged").jobs) == 3
     jobs(conn, 1)
     (job,) = run(one)
     (second,) = jobs(conn, 1)

@@ -224,6 +224,14 @@ def test_a_change_of_a_job_that_waits_leaves_it_waiting(conn: Conn, worker: Work
     assert place(conn, job) == READY
 
 
+def test_a_child_holds_its_key_in_a_merged_queue(conn: Conn, worker: Worker) -> None:
+    operations.set_order(conn, "q", "test", ordered=True, merge=True)
+    child(conn, enqueue(conn, queue="other"), lock_key="k")
+    behind = enqueue(conn, lock_key="k")
+    assert worker.claim().job is None
+    assert place(conn, behind) == ("queued", "key")
+
+
 def test_the_links_of_a_job_go_with_it(conn: Conn) -> None:
     parent = enqueue(conn)
     job = child(conn, parent)

@@ -315,7 +315,7 @@ SELECT 'lock' AS blocks, pid, usename AS "user", application_name AS application
 UNION ALL
 SELECT 'table', pid, usename, application_name, extract(epoch FROM clock_timestamp() - min(xact_start))::float8
   FROM pg_locks JOIN pg_stat_activity USING (pid)
- WHERE locktype = 'relation' AND relation = 'dl_jobs'::regclass AND database = datid AND datname = current_database() AND granted
+ WHERE locktype = 'relation' AND relation = to_regclass('dl_jobs') AND database = datid AND datname = current_database() AND granted
    AND application_name <> 'dl-migrate' AND pid <> pg_backend_pid() AND backend_type = 'client backend'
    AND mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
  GROUP BY pid, usename, application_name

@@ -100,6 +100,9 @@ def test_the_table_refuses_what_claims_and_pages_rely_on_and_names_the_field(con
         with pytest.raises(psycopg.errors.CheckViolation) as refused:
             insert(conn, **{field: value})
         assert refused.value.diag.constraint_name == f"dl_jobs_chk_{field}"
+    for counter in ("claims", "backoffs"):
+        with pytest.raises(psycopg.errors.CheckViolation, match="dl_jobs_chk_counters"):
+            insert(conn, **{counter: 1_000_000_001})
 
 
 def test_the_table_refuses_deep_args_that_another_table_has_compressed(conn: db.Connection) -> None:

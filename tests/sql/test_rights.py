@@ -256,6 +256,7 @@ def test_a_producers_search_path_changes_nothing_of_the_checks(own_db: str, make
     row, into = (str(uuid4()), "q" * 513, "t", "k"), "dl_jobs (job_id, queue, task, lock_key)"
     with session(cast.producer) as producer:
         producer.execute("CREATE FUNCTION theirs.octet_length(text) RETURNS int LANGUAGE sql AS 'SELECT 1'")
+        producer.execute("CREATE FUNCTION theirs.pg_column_size(jsonb) RETURNS int LANGUAGE sql AS 'SELECT 1'")
         producer.execute("CREATE FUNCTION theirs.no(int, int) RETURNS bool LANGUAGE sql AS 'SELECT false'")
         producer.execute("CREATE OPERATOR theirs.> (FUNCTION = theirs.no, LEFTARG = int, RIGHTARG = int)")
         producer.execute("SET search_path = theirs, pg_catalog, public")
@@ -265,6 +266,9 @@ def test_a_producers_search_path_changes_nothing_of_the_checks(own_db: str, make
             assert producer.execute("SHOW search_path").fetchone() == ("theirs, pg_catalog, public",)
         with pytest.raises(errors.CheckViolation, match="dl_jobs_chk_queue"):
             producer.execute(f"INSERT INTO {into} VALUES (%s, %s, %s, %s)".encode(), row)
+        deep = f"INSERT INTO dl_jobs (job_id, queue, task, lock_key, args) VALUES ('{uuid4()}', 'q', 't', 'k', %s)"
+        with pytest.raises(errors.CheckViolation, match="nested less than 500 deep"):
+            producer.execute(deep.encode(), ("[" * 3_000 + "]" * 3_000,))
         copy = producer.cursor().copy(f"COPY {into} FROM STDIN".encode())
         with pytest.raises(errors.CheckViolation, match="dl_jobs_chk_queue"), copy as lines:
             lines.write_row(row)

@@ -404,7 +404,8 @@ def test_a_lock_that_the_reaper_has_for_a_moment_is_no_finding(own_db: str) -> N
             assert stats.blockers(conn) == []
 
 
-def test_a_session_with_several_locks_is_named_once_for_each_kind(own_db: str) -> None:
+def test_a_session_with_several_locks_is_named_once_for_each_kind(own_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stats, "LOCK_HELD_SEC", 0)
     with psycopg.connect(own_db) as holder, db.connect(own_db, name="test", schema="public") as conn:
         holder.execute("LOCK TABLE dl_jobs IN SHARE MODE; LOCK TABLE dl_jobs IN ACCESS EXCLUSIVE MODE")
         holder.execute("SELECT pg_advisory_lock(%s), pg_advisory_lock(%s)", (stats.NOTE_LOCK, predictions.LOCK))

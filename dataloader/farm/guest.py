@@ -168,7 +168,7 @@ def _facts(umask: int) -> dict[str, Any]:
     return {
         "environment": _ENVIRONMENT._data.copy() if os.environ is _ENVIRONMENT else None,  # type: ignore[attr-defined]
         "folder": folder,
-        "user": (os.getresuid(), os.getresgid()),
+        "user": (os.getresuid(), os.getresgid(), os.getgroups()),
         "umask": os.umask(umask),  # it cannot be read without a write; this one changes nothing where no run has
         "signals": tuple(map(_signal.getsignal, _SIGNALS)),
         "signal mask": _signal.pthread_sigmask(signal.SIG_BLOCK, ()),

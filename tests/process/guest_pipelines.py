@@ -258,6 +258,7 @@ CHANGES: dict[str, tuple[str, Callable[[], object]]] = {  # by name: the fact th
 }
 if os.geteuid() == 0:
     CHANGES["user"] = ("user", _become_nobody)
+    CHANGES["groups"] = ("user", lambda: os.setgroups([65534]))
 
 
 @register("changes")

@@ -212,6 +212,7 @@ class Source:
     hint = ""  # advice for an error about a missing column
     version: list[Any]  # JSON that identifies the records: a run resumes only while it is unchanged
     columns: Mapping[str, str] = {}  # with their types in a new table
+    has_columns = True  # which are not those of the arguments alone
     in_target: Collection[str] = ()  # the columns of the table, whose types are its own
     stored: Sequence[str] = ()  # the types of the columns where COPY writes, once they are known
     size = 0  # bytes

@@ -647,6 +647,7 @@ class Shaped(Source):
         wanted, entries = self.wanted, self._entries
         given: dict[str, str] = {}  # the types of sources that have types
         headers: list[list[str]] = []
+        unsure: list[list[str]] = []  # names that the arguments alone give to files without rows
         self.dialect: dict[str, Any] = {"files": [entry.name for entry in entries[:5]], "count": len(entries)}
         for at, entry in enumerate(entries):
             with ExitStack() as stack:
@@ -663,7 +664,8 @@ class Shaped(Source):
             self.size += self._sizes[-1]
             self.dialect = dict(source.dialect) | self.dialect
             self.delimiter = source.delimiter if at == 0 else self.delimiter
-            if not names:
+            if not source.has_columns:
+                unsure += [names] if names else []
                 continue
             names += [name for name in entry.partition if name not in names]
             if headers and wanted.schema_change == "refuse" and (others := set(names) ^ set(headers[0])):
@@ -673,7 +675,7 @@ class Shaped(Source):
                 remedy = f'schema_change "add" takes the columns of all, and {chosen}'
                 raise PermanentError(f"{entries[0].name} and {entry.name} {reason}; {remedy}")
             headers.append(names)
-        if not headers:
+        if not (headers := headers or unsure):
             raise PermanentError(f"{wanted.path}: has no objects, so no columns: name these in `types`")
         versions = [[entry.name, version] for entry, version in zip(entries, self._versions, strict=True)]
         self.version = ["files", hashlib.sha256(json.dumps(versions).encode()).hexdigest()]

@@ -16,7 +16,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from dataloader.pipelines import PermanentError
-from dataloader.pipelines.csv_table import LONGEST_RECORD, PART_BYTES, Place, Rejected
+from dataloader.pipelines.csv_table import LONGEST_RECORD, PART_BYTES, UNSEEN, Place, Rejected
 from dataloader.pipelines.files import Files, named, no_data
 from dataloader.pipelines.rows import Row, TypedFile, number_type, quoted
 
@@ -79,7 +79,8 @@ class JsonFile(TypedFile):
         begin = len(self._around) or (bracket.end() if bracket else 3 * head.startswith(codecs.BOM_UTF8))
         self.begin = Place(begin, 1 + head.count(b"\n", 0, begin))
         sample = takewhile(lambda _: self.bytes_read < PART_BYTES or self._count == 1, self.rows(self.begin))
-        self.columns = dict.fromkeys(wanted.columns, "text") | self._columns(sample, wanted.null)
+        found = self._columns(sample, wanted.null)
+        self.columns, self.has_columns = dict.fromkeys(wanted.columns, UNSEEN) | found, bool(found)
         known = named(self.names, wanted, partial(self.error, 1)) if self.columns else []
         self.columns |= dict.fromkeys((name for name in wanted.types if name not in [*known, *wanted.add]), "text")
         if self.bytes_read < PART_BYTES:

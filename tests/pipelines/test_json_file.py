@@ -108,13 +108,16 @@ def test_a_word_for_null_is_null_in_each_column_and_decides_no_type(loaded: Call
     ]
 
 
-def test_a_page_without_rows_is_no_page_of_other_columns(job: Load, rows: Rows, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [{}, {"types": {"n": "numeric"}}, {"columns": {"id": "id"}}])
+def test_a_page_without_rows_is_no_page_of_other_columns(
+    job: Load, rows: Rows, tmp_path: Path, more: dict[str, Any]
+) -> None:
     pages = {"a": "[]", "b": '[{"id":1,"n":2}]', "c": "[]", "d": '[{"id":3,"n":4}]', "e": "[]"}
     for name, page in pages.items():
         (tmp_path / f"{name}.json").write_text(f'{{"data":{page}}}')
     for mode in ("replace", "merge"):
-        result = job("load.files", {"path": "*.json", "records": "data", "table": "t", "key": ["id"], "mode": mode})
-        assert result.error is None
+        args = {"path": "*.json", "records": "data", "table": "t", "key": ["id"], "mode": mode}
+        assert job("load.files", args | more).error is None
         assert rows("SELECT * FROM t ORDER BY id") == [(1, 2), (3, 4)]
 
 

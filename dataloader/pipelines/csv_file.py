@@ -160,6 +160,7 @@ class _Chunk(NamedTuple):
     text: str | bytes  # whole lines
     line: int = 0  # before it
     copied: Copied | None = None  # the same, if a record begins here
+    end: int | None = None  # where the thread that reads ahead came in the file
 
 
 class CsvFile(FileSource):
@@ -222,6 +223,10 @@ class CsvFile(FileSource):
     @property
     def names(self) -> list[str]:
         return self._names
+
+    @property
+    def position(self) -> int:
+        return super().position if self._end is None else self._end
 
     @property
     def bytes_read(self) -> int:
@@ -297,7 +302,7 @@ class CsvFile(FileSource):
         self._stream.read(skipped)
         self._mark, self._chunk, self._lines = self._stream.tell(), "", io.StringIO()
         self._waiting: _Chunk | None = None
-        self._chunks = self._texts()
+        self._chunks, self._end = self._texts(), None
         if most and self._copied and self._is_utf8_file:
             from dataloader.pipelines.binary_copy import ahead
 
@@ -327,16 +332,17 @@ class CsvFile(FileSource):
             if self._copied and not is_odd and (copied := self._copied(text, line)):
                 size = min(_COPIED_CHUNK, len(text) * most * 9 // (copied.records * 10))
                 copied = copied if copied.records <= most else None
-            yield _Chunk(mark, text, line, copied)
+            yield _Chunk(mark, text, line, copied, super().position)
             line += copied.lines if copied else len(re.findall(b"\r\n?|\n", text))
         self._stream.seek(mark)
 
     def _batch(self) -> tuple[int, Batch] | None:
         """The next chunk, which begins with a record, if it is copied."""
-        self._waiting = mark, text, line, copied = self._waiting or next(self._chunks)
+        self._waiting = mark, text, line, copied, end = self._waiting or next(self._chunks)
         if isinstance(text, str) or not copied or line != self._line:
             return None
         self._waiting, self._mark, self._chunk, self._lines = None, mark + len(text), "", io.StringIO()
+        self._end = end
         self._count += copied.records
         self._line += copied.lines
 
@@ -347,7 +353,7 @@ class CsvFile(FileSource):
 
     def _advance(self) -> None:
         """Read the next chunk; it ends where a line does."""
-        self._mark, text, *_ = self._waiting or next(self._chunks)
+        self._mark, text, *_, self._end = self._waiting or next(self._chunks)
         self._waiting = None
         text = self._chunk = text if isinstance(text, str) else text.decode("utf-8", _mark_undecodable.__name__)
         self._lines = io.StringIO(text, newline="")

@@ -274,6 +274,16 @@ def test_a_wrong_record_costs_its_neighbours_alone_the_quick_way(
     assert sum(texts) < 200
 
 
+def test_progress_is_of_what_is_loaded_and_not_of_what_is_read_ahead(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: Rows
+) -> None:
+    monkeypatch.setattr(csv_table, "PART_BYTES", 1)
+    (tmp_path / "f.csv").write_text("id,v\n" + "".join(f"{number:06d},{'x' * 20}\n" for number in range(40_000)))
+    steps = files.load_files({"path": "f.csv", "table": "t", "mode": "append"}, context)
+    totals = [step["total"] for step in steps if step]
+    assert all(35_000 < total < 45_000 for total in totals), totals
+
+
 def test_an_end_ends_the_thread_that_reads_ahead(context: Context, rows: Rows, lines: Path, ways: list[Any]) -> None:
     others = threading.enumerate()  # of earlier tests, which may end meanwhile
 

@@ -145,6 +145,8 @@ class JsonFile(TypedFile):
             json.loads(f"{around}]{self._text[self._at :]}")
         except (json.JSONDecodeError, RecursionError) as e:
             fault = "is no whole JSON behind them: is the file cut?"
+            if len(self._text) - self._at >= LONGEST_RECORD:
+                fault = f"has {LONGEST_RECORD} characters or more behind them; they should be its last member"
             if "Extra data" in str(e):
                 fault = "has more behind its end; each document should be a file of its own"
             raise self.error(self._line, f"the document around the records {fault}") from None

@@ -78,6 +78,7 @@ def test_the_rows_within_a_document_are_those_that_records_names(
         ('{"data":[{"id":1}],"next":', "data", "line 1: the document around the records is no whole JSON"),
         ('{"data":[{"id":1}', "data", "line 1: the array has no end: is the file cut?"),
         ('{"data":[{"id":1}]}\n{"data":[{"id":2}]}', "data", "has more behind its end; each document should be a file"),
+        ('{"data":[{"id":1}],"b":["' + '","' * 2**18 + '"]}', "data", "has 65536 characters or more behind them; they"),
         ('{"data":[[1, 2]]}', "data", "line 1: should be an object such as"),
         (
             '{"data":{"items":[{"id":1}]}}',
@@ -91,8 +92,9 @@ def test_the_rows_within_a_document_are_those_that_records_names(
     ],
 )
 def test_a_document_without_such_records_is_refused(
-    loaded: Callable[..., list[Any]], text: str, records: str, error: str
+    loaded: Callable[..., list[Any]], text: str, records: str, error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(json_file, "LONGEST_RECORD", 2**16)
     with pytest.raises(PermanentError, match=re.escape(error)):
         loaded(text, records=records)
 

@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import accumulate, chain
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, LiteralString, NamedTuple
 from uuid import UUID
@@ -694,12 +694,15 @@ class Table:
         before = self._source.place().records
         number, first = next(items, (0, None))
         self.is_done = first is None
-        if isinstance(first, Batch):
-            if first.binary and self._copied_in_binary(first.binary):
-                return first.records
-            batch: Iterator[tuple[int, Text]] = iter([(number, first.block())])
-        else:
-            batch = self._batch(items if first is None else chain([(number, first)], items))
+        if not isinstance(first, Batch):
+            self._copy_as_text(self._batch(items if first is None else chain([(number, first)], items)))
+        elif not first.binary or not self._copied_in_binary(first.binary):
+            singles = first.block().singles(number)  # behind wrong rows a batch is smaller than a Batch
+            while batch := [*islice(singles, self.batch_rows)]:
+                self._copy_as_text(iter(batch))
+        return self._source.place().records - before
+
+    def _copy_as_text(self, batch: Iterator[tuple[int, Text]]) -> None:
         try:
             if self._wanted.max_errors:
                 self._copy_without_rejects(batch)
@@ -707,7 +710,6 @@ class Table:
                 self._copy(batch)
         except psycopg.Error as e:
             raise self._located(e) from None
-        return self._source.place().records - before
 
     def _copied_in_binary(self, parts: Sequence[Any]) -> bool:
         """True if PostgreSQL takes the binary rows. Else `copy` sends them as text: its errors name a row."""

@@ -174,6 +174,7 @@ class CsvFile(FileSource):
     names_columns = "header"
     hint = "; is the delimiter right?"
     is_typed = False
+    _end: int | None = None  # of what is in use, while a thread reads ahead
 
     def __init__(
         self, path: str, descriptor: int, stream: io.TextIOWrapper, layout: Layout, is_checked: bool = False

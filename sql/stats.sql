@@ -312,13 +312,12 @@ SELECT DISTINCT 'lock' AS blocks, pid, usename AS "user", application_name AS ap
    AND (classid::bigint >> 16 = 25708 OR classid = 100 AND objid = 1819240307)
    AND application_name <> 'dl-migrate'
    AND coalesce(state_change < clock_timestamp() - %(held_sec)s * interval '1 s', application_name NOT LIKE 'dl-%%')
-UNION ALL
-SELECT 'table', pid, usename, application_name, extract(epoch FROM clock_timestamp() - min(xact_start))::float8
+UNION
+SELECT 'table', pid, usename, application_name, extract(epoch FROM statement_timestamp() - xact_start)::float8
   FROM pg_locks JOIN pg_stat_activity USING (pid)
  WHERE locktype = 'relation' AND relation = to_regclass('dl_jobs') AND database = datid AND datname = current_database() AND granted
    AND application_name <> 'dl-migrate' AND pid <> pg_backend_pid() AND backend_type = 'client backend'
    AND mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
- GROUP BY pid, usename, application_name
 UNION ALL (
 SELECT 'notifications', pid, usename, application_name, extract(epoch FROM clock_timestamp() - xact_start)::float8
   FROM pg_locks JOIN pg_stat_activity USING (pid)

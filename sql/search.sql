@@ -27,12 +27,12 @@ concat_ws(E'\n', CASE WHEN (j).task !~* {secret} THEN (j).task END, CASE WHEN (j
 -- name: secret
 -- In the place of {secret}: what masking.py may change in a text. Spaces and letters beyond ASCII depend on a locale, so
 -- they count as either.
-'(pass|pwd|secret|token|credential|cookie|signature|authorization|bearer|jwt|sess(ion)?[-_]?id|(api|app|application|access|account|auth|client|db|database|encryption|license|master|private|priv|service|shared|signing|ssh|storage|subscription)[-_]?key|(access|api)\.key|(?<![a-z])(sig|otp|pin|sas)(?![a-z])|\\[nrt](sig|otp|pin|sas))[\w-]*\W*([=:>''"[:space:]]|[^\u0020-\u007f]|%%3[ad])|://[^\s/]*@|://[^\s:/@]*:(\S*@|(?!\d{1,5}([/?#,;:)\s]|$))\S+$)|(^|[^!-~])(-u|--user)[ =]*[^\s:]*:|auth\s*=|auth\\*["'']|private key|identified\s+by|basic\s+[a-z0-9+/]{8}|:thin:|@//|_pass:|account\.key\.|{tokens}';
+'(pass|pwd|secret|token|credential|cookie|signature|authorization|bearer|jwt|sess(ion)?[-_]?id|(api|app|application|access|account|auth|client|db|database|encryption|license|master|private|priv|service|shared|signing|ssh|storage|subscription)[-_]?key|(access|api)\.key|(?<![a-z])(sig|otp|pin|sas)(?![a-z])|\\[nrt](sig|otp|pin|sas))[\w-]*\W*([=:>''"[:space:]]|[^\u0020-\u007f]|%%3[ad])|://[^\s/]*@|://[^\s:/@]*:(\S*@|(?!\d{1,5}([/?#,;:)\s]|$))\S+$)|(^|[^!-~])(-u|--user)[ =]*[^\s:]*:|auth\s*=|auth\\*["'']|private key|identified\s+by|basic\s+[a-z0-9+/]{8}|:thin:|@//|_pass:|(mysql|mariadb).*[^!-~]-p|:(\*|[56]432):[^:]+:[^:]+:|pat[a-z0-9]{14}\.[a-f0-9]{9}|[a-f0-9]{32}-us\d|account\.key\.|{tokens}';
 
 -- name: secret_words
 -- In the place of {secret_words}: one of these is in each text that {secret} finds, or one of {token_words} in a word of 20
 -- characters. For most texts the cheaper question.
-'{%%pass%%,%%pwd%%,%%secret%%,%%token%%,%%auth%%,%%cookie%%,%%credential%%,%%signature%%,%%bearer%%,%%jwt%%,%%sess%%,%%key%%,%%sig%%,%%otp%%,%%pin%%,%%sas%%,%%-u%%,%%://%%,%%identified%%,%%basic%%,%%:thin:%%,%%@//%%}'::text[];
+'{%%pass%%,%%pwd%%,%%secret%%,%%token%%,%%auth%%,%%cookie%%,%%credential%%,%%signature%%,%%bearer%%,%%jwt%%,%%sess%%,%%key%%,%%sig%%,%%otp%%,%%pin%%,%%sas%%,%%-u%%,%%://%%,%%identified%%,%%basic%%,%%:thin:%%,%%@//%%,%%mysql%%,%%mariadb%%,%%432:%%,%%*:*:%%,%%________________________________-us%%,%%pat______________.%%}'::text[];
 
 -- name: kind
 -- In the place of {kind}: what the job `j` counts as; one of job.TALLIED.

@@ -70,6 +70,13 @@ _LOGIN_FLAG = re.compile(r"(?<!\S)((?:-u(?!rl|ser)[ =]{0,3}|--user[ =]{1,3})[^\s
 _ORACLE = re.compile(
     r"(:thin:[\w$#]{1,30}+/)[^\s@]{1,100}+(?=@)|((?<![\w/])[\w$#]{1,30}+/)[^\s/@]{1,100}+(?=@//)", re.IGNORECASE
 )
+# Passwords of sshpass, .netrc, mysql, .pgpass and YAML.
+_PLACED = re.compile(
+    r"""(sshpass\s{1,3}-p\s{0,3}|machine\s{1,9}\S{1,100}\s{1,9}login\s{1,9}\S{1,100}\s{1,9}password\s{1,9}|"""
+    r"""(?:mysql|mariadb)[^\n;|&]{0,200}?\s-p(?=\S)|user(?:name)?: {1,3}\S{1,100}\n {0,40}pass: {1,3}|"""
+    r"""(?<![^\s"'])[\w.*-]{1,100}+:(?:[56]432|(?<=\*:)\*):[^\s:]{1,63}+:[^\s:]{1,63}+:)"""
+    r"""("[^"\n]{1,300}+"|'[^'\n]{1,300}+'|\S+)"""
+)
 _PAIR = re.compile(
     rf"""((?:{_FIRST}{_SECRET}[\w-]{{0,30}}+\\{{0,8}}["']?\s{{0,3}}(?:=>|[=:]|%3[ad]|>(?=[^<\s]{{1,300}}</))|"""
     r"""(?:(?<![a-z])|(?<=\\[nrt]))(?:pass|pin|otp|sas|sig)(?:\\{0,8}["']\s{0,3}:|\s{0,3}=|%3d)|"""
@@ -95,7 +102,7 @@ _FORMS = {
     "sq0": r"(?:atp|csp)-(?=[\w-]{0,40}\d)[\w-]{22,}", "glc_eyJ": "[A-Za-z0-9+/=]{29,}",
     "sntrys_eyJ": r"[\w+/=-]{29,}", "dp.pt.": "[A-Za-z0-9]{40,}", "NRAK-": "[A-Z0-9]{27}",
     "xkeysib-": "[a-f0-9]{64}-[A-Za-z0-9]{16}", "discord.com/api/webhooks/": r"\d+/[\w-]{20,}",
-    "discordapp.com/api/webhooks/": r"\d+/[\w-]{20,}",
+    "discordapp.com/api/webhooks/": r"\d+/[\w-]{20,}", "webhook.office.com/": r"[\w@/-]{20,}",
     "glptt-": "[0-9a-f]{40}", "xox": r"[abeoprs]-[\w-]{18,}", "xapp-": r"\d-[\w-]{20,}",
     "hooks.slack.com/": r"[\w/+]{20,}", "sk_live_": "[A-Za-z0-9]{20,}", "sk_test_": "[A-Za-z0-9]{20,}",
     "rk_live_": "[A-Za-z0-9]{20,}", "sk-": r"(?=[\w-]{0,40}\d)[\w-]{32,}", "SG.": r"[\w-]{16,}\.[\w-]{16,}",
@@ -120,6 +127,7 @@ _FORM = re.compile(
         for begin, rest in _FORMS.items()
     )
 )
+_HEX = re.compile(r"\b(?:pat[A-Za-z0-9]{14}\.[a-f0-9]{64}|[a-f0-9]{32}-us\d\d?)\b")  # Airtable, Mailchimp
 _RUN = re.compile(r"\S{20}")  # no token is shorter
 # For sql/search.sql, so that no search matches a secret: a regular expression of what masking takes for a token.
 TOKENS = "|".join(re.escape(begin.lower()) for begin in _FORMS if begin not in ("dl_", "AKIA", "ASIA"))
@@ -220,12 +228,14 @@ def _masked_anew(text: str) -> str:
     if len(text) > TEXT_LIMIT:
         text = clipped(text, TEXT_LIMIT)
     text = _without(text, _known)
-    if _RUN.search(text) and any(begin in text for begin in _FORMS):
-        text = _FORM.sub(MASK, text)
+    if _RUN.search(text):
+        text = _HEX.sub(MASK, _FORM.sub(MASK, text) if any(begin in text for begin in _FORMS) else text)
     if "://" in text:
         text = _USER.sub(rf"\g<1>{MASK}@", _urls_masked(text))
     if ":" in text or "=" in text or "--" in text or "'" in text or "%3" in text or '"' in text or "</" in text:
         text = _named_masked(text)
+    if "pass" in text or " -p" in text or "432:" in text or "*:*:" in text:
+        text = _PLACED.sub(rf"\g<1>{MASK}", text)
     if "-u" in text:
         text = _LOGIN_FLAG.sub(rf"\g<1>{MASK}", text)
     if " " in text and ("earer " in text or "BEARER " in text):

@@ -263,6 +263,8 @@ PIECES = [
         "AKIA" + "A1" * 8,
         "\\n",
         *('"auth"', "_auth=", "?auth=", "pin", "IDENTIFIED BY '"),
+        *("mysql ", " -ppw", "h:5432:db:u:", " machine h login u ", "sshpass -p", "user: u\n pass: "),
+        *("pata1B2a1B2a1B2a1." + "0a1b" * 16, "0a1b" * 8 + "-us12", "a.webhook.office.com/webhookb2/0a1b2c3d-0a1b-0a"),
     ),
 ]
 

@@ -292,6 +292,12 @@ OWN = "dl_Xq3-_" + "Zy8_" * 9 + "Kp"
         "CREATE USER u IDENTIFIED BY 's3cret'",
         "create user u identified by 's3cret'",
         "https://h/a.json?auth=s3cret",
+        "mysql -uann -h h -ps3cret db",
+        "sshpass -p 's3cret' ssh h",
+        "machine h login ann password s3cret",
+        "h.de:5432:db:ann:s3cret",
+        "*:*:*:ann:s3cret",
+        "db:\n  user: ann\n  pass: s3cret",
         'CREATE USER u IDENTIFIED BY "s3cret"',
         "<password>s3cret</password>",
         '{"auths": {"h": {"auth": "s3cret"}}}',
@@ -320,6 +326,8 @@ def test_each_kind_of_key_is_masked(key: str, joint: str) -> None:
     ["send a bearer token", "bearer authentication", 'relation "dl_job_events" does not exist: dl_jobs_forget',
      "cannot reach http://h:8081", "cannot reach http://h:8081/a/b", "it's fine",
      "private.key: Permission denied", "the rows identified by 'id'", "the user is identified by 'id'", "-url:jdbc:x",
+     "mysql -h h -p db", "mkdir -p/a/mysql", "a.c:12:a:b:c", "arn:aws:logs:*:1:group:x", "o:5432:a:b",
+     "0a1b" * 8 + "-use", "the machine login needs a password then", "path.0a1b", "pass: 2\nfail: 3",
      "SHA1:" + "AA" * 20, "auth=None", "use_auth=true", "first_pass: done", "-user:ann",
      "Basic Authentication", "the basic plan2024", 'index "dl_job_events_2026_11_28_job_id_event_id_idx"',
      "usage: login <password> FILE", "token.json: not found", "pass: 2 of 3", "add user/name@host",
@@ -445,6 +453,8 @@ TOKENS = [
     "xkeysib-" + "0a1b" * 16 + "-" + "a1B2" * 4, "NRAK-" + "A1B" * 9, "SK" + "0a1b" * 8, "gldt-" + "a1B2" * 5,
     "hvb." + "a1B2_-" * 23, "dckr_pat_" + "a1B2_-x" * 4, "pscale_tkn_" + "a1B2" * 10, "tskey-auth-a1B2-" + "a1B2" * 8,
     "abc.atlasv1." + "a1B2_-" * 10, "pul-" + "0a1b" * 10, "gsk_" + "a1B2" * 13, "AKCp" + "a1B2" * 17,
+    "pata1B2a1B2a1B2a1." + "0a1b" * 16, "0a1b" * 8 + "-us12",
+    "https://a.webhook.office.com/webhookb2/0a1b2c3d-0a1b@0a1b2c3d/IncomingWebhook/0a1b",
 ]  # fmt: skip
 
 
@@ -543,7 +553,7 @@ def test_a_known_secret_is_masked_as_a_whole_word_of_eight_characters() -> None:
     ["password", "password=", "password='", 'password="\\', "://a:", "://a", "://", "a" * 50, "token: \\'", "cookie:",
      "dl_", "dl_" + "a" * 40, "bearer ", "https://a@", "password '", "password: [", "PRIVATE KEY-----", "token%3D", "-",
      "token---", "--token-", "--a", "--password ", "://" * 70 + " @ ", "://u:", "://a:b@ ", "password=[ ",
-     "password={,", "-eyJ"],
+     "password={,", "-eyJ", "mysql ", "a.*-", '"a:5432:', "machine a ", "user: a\n", "sshpass -p", "0a1b", "pat0a1b"],
 )  # fmt: skip
 @pytest.mark.long
 def test_no_text_takes_much_longer_than_others_of_its_length(piece: str) -> None:

@@ -69,6 +69,7 @@ def test_the_earliest_deadline_goes_first(conn: Conn, worker: Worker, add: Calla
 
 
 def test_a_parked_job_with_a_deadline_is_let_in_first(conn: Conn, worker: Worker, workers: Workers) -> None:
+    share_out(conn)
     operations.set_limit(conn, "one", "test", most=1)
     job = worker.start_new(limits=["one"])
     none, soon = enqueue(conn, limits=["one"]), enqueue(conn, limits=["one"], deadline=after(5))

@@ -118,11 +118,11 @@ def test_a_held_job_goes_when_its_parent_has_succeeded_after_all(conn: Conn, wor
 
 
 def test_the_children_of_a_canceled_child_follow(conn: Conn, worker: Worker) -> None:
-    """Each by what it says: of the last one here the parent was canceled, and it runs."""
+    """Each by what it says: of the last one here both parents were canceled, and it runs."""
     parent = enqueue(conn)
     first = child(conn, parent)
-    second, other = child(conn, first), child(conn, first, on="hold")
-    third = child(conn, second, on="run")
+    second, beside, other = child(conn, first), child(conn, first), child(conn, first, on="hold")
+    third = child(conn, second, beside, on="run")
     worker.finish(worker.take(), "fail", error="no")
     assert [place(conn, job) for job in (first, second, other, third)] == [CANCELED, CANCELED, WAITS, READY]
     assert row(conn, second)["error"] == f"canceled: its parent {first} has ended canceled"

@@ -186,13 +186,13 @@ DECLARE
 BEGIN
   WITH over AS (
     UPDATE {schema}.dl_parents e SET is_over = true
-      FROM (SELECT l.job_id, l.parent_id, {schema}.dl_after(p.status, w.on_failure) AS word
+      FROM (SELECT l.at, {schema}.dl_after(p.status, w.on_failure) AS word
               FROM unnest(p_children) AS child (id) CROSS JOIN LATERAL (  -- and not all that wait for the parents
-                SELECT job_id, parent_id FROM {schema}.dl_parents
+                SELECT ctid AS at, job_id, parent_id FROM {schema}.dl_parents
                  WHERE job_id = child.id AND parent_id = ANY (p_ended) AND NOT is_over OFFSET 0) l
               JOIN {schema}.dl_waiting w USING (job_id)
               LEFT JOIN {schema}.dl_jobs p ON p.job_id = l.parent_id) now_over
-     WHERE e.job_id = now_over.job_id AND e.parent_id = now_over.parent_id AND word IS NOT NULL
+     WHERE e.ctid = now_over.at AND word IS NOT NULL
     RETURNING e.job_id, e.parent_id, word),
   counted AS (
     UPDATE {schema}.dl_waiting w SET parents = parents - number, failed_parent = coalesce(w.failed_parent, failed)

@@ -167,8 +167,8 @@ SELECT DISTINCT lock_key AS name FROM (
 SELECT clock_timestamp();
 
 -- name: chosen
--- Of these jobs those that the list has now, that count as one of `kinds`, and that have not changed since `as_of`; locked.
+-- Of these jobs those that the list has now, that count as one of `kinds`, and that have not changed since `until`; locked.
 SELECT job_id FROM dl_jobs j
  WHERE job_id = ANY (%(chosen)s) AND {matches} AND {kind} = ANY (%(kinds)s)
-   AND {changed_at} BETWEEN %(since)s AND %(until)s AND {changed_at} <= %(as_of)s
+   AND {changed_at} BETWEEN %(since)s AND %(until)s
  ORDER BY job_id FOR UPDATE;

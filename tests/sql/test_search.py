@@ -149,6 +149,7 @@ SEARCHES = [
     *OF_FIELDS,
     "load",
     "LOAD.c",
+    "load orders",
     "orders_1",
     "50%",
     "deadbeef",
@@ -355,7 +356,7 @@ def test_what_changes_after_the_preview_stays_as_it_is(conn: Conn) -> None:
 def test_a_job_that_leaves_the_list_meanwhile_is_spared(conn: Conn, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the look and the lock another session changes what the order looks at."""
     filled(conn, 7)
-    wanted = Wanted(q="load", status="failed", error_group=GROUPS[0])
+    wanted = Wanted(q="load", error_group=GROUPS[0])
     jobs = listed(conn, wanted)
     changes = [
         "error_group = 'other'",
@@ -374,6 +375,14 @@ def test_a_job_that_leaves_the_list_meanwhile_is_spared(conn: Conn, dsn: str, mo
                 other.execute(f"UPDATE dl_jobs SET {change} WHERE job_id = '{job_id}'")
         return found
 
+    def held(conn: Conn, order: str, job_ids: list[UUID], by: str) -> Any:
+        with db.connect(dsn, name="other", schema="public") as other:
+            free = "SELECT FROM dl_jobs WHERE job_id = ANY (%s) FOR UPDATE SKIP LOCKED"
+            assert other.execute(free, (job_ids,)).fetchall() == []
+        return change(conn, order, job_ids, by)
+
+    change = operations.change
+    monkeypatch.setattr(operations, "change", held)
     monkeypatch.setattr(stats, "chosen", disturbed)
     assert bulk.change(conn, "delete", target, preview["confirmation"], "ann").changed == len(jobs) - len(changes)
     assert set(jobs[: len(changes)]) <= states(conn).keys()

@@ -361,7 +361,9 @@ def test_sums_go_on_when_the_journal_is_numbered_anew(conn: Conn) -> None:
 def test_a_row_that_another_service_has_numbered_beyond_the_sequence_holds_up_no_sums(conn: Conn) -> None:
     job_id = enqueue(conn)
     conn.execute(
-        "INSERT INTO dl_job_events (event_id, job_id, queue, kind) VALUES (1000000000000, %s, 'q', 'done')", (job_id,)
+        "INSERT INTO dl_job_events (event_id, job_id, queue, kind, ts)"
+        " VALUES (1000000000000, %s, 'q', 'done', now() - interval '1 min')",
+        (job_id,),
     )
     assert [stats.aggregate(conn), stats.aggregate(conn)] == [1, 0]
     enqueue(conn)

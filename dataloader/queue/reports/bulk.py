@@ -108,7 +108,7 @@ def change(
             rows = list(target.job_ids[int(number) : stop])
             following = cursor.at([str(stop)]) if stop < len(target.job_ids) else None
         parameters = stats.filters(wanted.whole) | stats.bounds(wanted)
-        parameters |= {"chosen": rows, "kinds": kinds, "as_of": as_of}
+        parameters |= {"chosen": rows, "kinds": kinds}
         still = db.rows(conn, stats.spliced(_SQL["chosen"]), parameters, prepare=False) if rows else []
         outcomes = operations.change(conn, order, [row["job_id"] for row in still], by) if still else {}
     return operations.Changed(sum(outcome == operations.DONE for outcome in outcomes.values()), following)

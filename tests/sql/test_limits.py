@@ -217,6 +217,16 @@ def test_a_ready_job_stands_for_one_place(conn: Conn, one: Worker, two: Worker) 
     assert waits(conn, second, third, ready) == [None, "limit:l", None]
 
 
+def test_a_row_that_is_parked_behind_its_key_leaves_its_place(conn: Conn, one: Worker, two: Worker) -> None:
+    allow(conn, most=1)
+    plain(conn, lock_key="k")
+    run(one)
+    (behind,) = jobs(conn, 1, lock_key="k")
+    (other,) = jobs(conn, 1, blocked_on="limit:l", journaled=2)
+    assert two.take().job_id == other
+    assert waits(conn, behind) == ["key"]
+
+
 def test_a_worker_runs_several_jobs_and_a_delivery_is_one_run(conn: Conn, one: Worker, two: Worker) -> None:
     operations.set_order(conn, "merged", "test", ordered=True, merge=True)
     allow(conn, "l", most=3)

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from hands import Conn, plain, value
+from hands import Conn, enqueue, plain, value
 from psycopg.rows import dict_row
 
 from dataloader.log import masked
@@ -327,6 +327,13 @@ def test_an_order_changes_the_jobs_of_its_list_and_no_other(conn: Conn, order: s
     again = given(conn, order, Target(wanted), preview["confirmation"], 7)
     assert again == 0 or order == "cancel"  # of running jobs, which were asked to stop before
     assert states(conn) == left
+
+
+def test_an_order_leaves_a_named_job_that_its_preview_leaves(conn: Conn) -> None:
+    """A child has a far time, for it waits for its parents."""
+    target = Target(Wanted(), (enqueue(conn, depends_on=[enqueue(conn)]),))
+    preview = bulk.preview(conn, "run-now", target)
+    assert given(conn, "run-now", target, preview["confirmation"]) == preview["count"] == 0
 
 
 def given(conn: Conn, order: str, target: Target, confirmation: str, limit: int = 1_000) -> int:

@@ -10,7 +10,7 @@ import pytest
 from dataloader.queue import db
 
 from .mutants import MUTANTS, Gone, Mutant, mutated
-from .trial import ROOT, judged
+from .trial import ROOT, catchers, judged
 
 # One of a statement, one of a function, one of a trigger, and the tests in which each is caught.
 CHOSEN = {
@@ -33,6 +33,15 @@ def test_each_guard_of_a_file_is_in_it_once(file: str) -> None:
 
 def test_no_two_have_one_name() -> None:
     assert [name for name, times in Counter(map(str, MUTANTS)).items() if times > 1] == []
+
+
+def test_each_mutant_has_a_test_that_catches_it() -> None:
+    """Else nobody knows whether one does. Whoever adds a mutant tries it; whoever renames a test names it there too."""
+    known = catchers()
+    assert {str(mutant) for mutant in MUTANTS if not mutant.equivalent} == known.keys()
+    files = {file.name: file.read_text("utf-8") for file in (ROOT / "tests" / "sql").glob("test_*.py")}
+    named = [test.split("::") for test in set(known.values())]
+    assert [name for file, name in named if f"def {name}(" not in files.get(file, "")] == []
 
 
 def test_a_guard_that_is_gone_is_said_to_be_gone() -> None:

@@ -208,19 +208,14 @@ def test_a_row_that_is_locked_for_longer_than_a_heartbeat_costs_its_run_no_sessi
 def test_a_row_that_is_locked_while_its_run_gets_a_new_session_costs_it_no_other_one(farm: Farm, own_db: str) -> None:
     farm.ready(workers=1)
     job = LongJob(farm)
-    sessions = "SELECT pid, wait_event_type FROM pg_stat_activity WHERE starts_with(application_name, 'dl-worker')"
     with psycopg.connect(own_db) as operator:
         operator.execute("SELECT FROM dl_jobs FOR UPDATE")
-        ((first, _),) = farm.rows(sessions)
+        ended = {*farm.sessions("dl-worker")}
         farm.end_sessions("dl-worker")
-        waiting: list[int] = []
-        until(
-            lambda: (
-                waiting.extend(pid for pid, wait in farm.rows(sessions) if wait == "Lock" and pid != first) or waiting
-            )
-        )
+        until(lambda: {*farm.sessions("dl-worker", "wait_event_type = 'Lock'")} - ended, "the new session to wait")
+        later = {*farm.sessions("dl-worker")} - ended
         time.sleep(7)  # its wait for the row, a second of rest, and the begin of the next wait
-        assert [pid for pid, _ in farm.rows(sessions)] == waiting
+        assert {*farm.sessions("dl-worker")} == later
     job.ends_well()
 
 

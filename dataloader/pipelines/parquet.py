@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
@@ -264,7 +265,9 @@ def texts_of(column: Any) -> Any:
     elif types.is_nested(kind):
         # JSON's names are texts; a map by times or bytes stays a list of pairs.
         maps = None if re.search("map<(?!string|u?int)", str(kind)) else "lossy"  # of equal names the last counts
-        values = column.to_pylist(maps_as_pydicts=maps)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Encountered key")  # its text has the name, which may be a secret
+            values = column.to_pylist(maps_as_pydicts=maps)
         return _texts(values, lambda value: json.dumps(value, default=_json, ensure_ascii=False))
     elif types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
         return _python(column, lambda value: f"\\x{value.hex()}")

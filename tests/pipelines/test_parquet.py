@@ -207,7 +207,9 @@ def test_a_map_is_an_object_of_json_where_its_keys_can_be_names(
 ) -> None:
     names, times = (arrow.map_(key, arrow.int32()) for key in (arrow.string(), arrow.date32()))
     inner = arrow.array([{"m": [("x", 1)]}], arrow.struct([("m", names)]))
-    written(id=[1], m=arrow.array([[("a", 1)]], names), s=inner, d=arrow.array([[(date(2026, 1, 5), 1)]], times))
+    written(
+        id=[1], m=arrow.array([[("a", 7), ("a", 1)]], names), s=inner, d=arrow.array([[(date(2026, 1, 5), 1)]], times)
+    )
     assert load().error is None
     assert rows("SELECT m, s, d FROM t") == [({"a": 1}, {"m": {"x": 1}}, [["2026-01-05", 1]])]
 

@@ -425,7 +425,7 @@ class CsvFile(FileSource):
         if self._sep:
             return self._sep[1]
         text = "".join(self._readline(_RECOGNIZED_CHARACTERS) for _ in range(_RECOGNIZED_BY))
-        lines = _QUOTED.sub("", text).splitlines()  # a quoted name may have several lines
+        lines = _LINE_ENDS.split(_QUOTED.sub("", text))  # a quoted name may have several lines
         is_comment = self._layout.comment or _NO_QUOTE
         lines = [line for line in lines if line.strip() and not line.startswith(is_comment)]
 

@@ -209,6 +209,7 @@ CASES: dict[str, tuple[bytes, dict[str, Any], list[tuple[str | None, ...]]]] = {
         {"types": {"at": "timestamp"}, "date_format": "%Y-%m-%d %H:%M:%S.%f"},
         [("1", "2026-03-05T14:30:00.999999"), ("2", "2026-03-05T14:30:00.5")],
     ),
+    "a form feed is no line end": (b"id;v,w\n1;x,q\x0cy,z\n", {}, [("1", "x,q\x0cy,z")]),
     "a point before the time of day": (
         b"id,at\n1,20260305.143059123456\n",
         {"types": {"at": "timestamp"}, "date_format": "%Y%m%d.%H%M%S%f"},

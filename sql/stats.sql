@@ -305,7 +305,7 @@ SELECT current_setting('server_version') AS version, current_database() AS datab
 -- pg_read_all_stats. Of the farm's advisory locks the numbers begin with "dl" in ASCII, or are "dlogs". A lock on dl_jobs
 -- counts where a writer has to wait for it; `migrate` holds one for a moment, and autovacuum gives its lock to a writer. A
 -- session with several such locks is named once.
-SELECT DISTINCT 'lock' AS blocks, pid, usename AS "user", application_name AS application,
+SELECT 'lock' AS blocks, pid, usename AS "user", application_name AS application,
        extract(epoch FROM statement_timestamp() - state_change)::float8 AS age_sec
   FROM pg_locks l JOIN pg_stat_activity a USING (pid)
  WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND a.datname = current_database() AND l.database = a.datid

@@ -234,7 +234,7 @@ def _masked_anew(text: str) -> str:
         text = _USER.sub(rf"\g<1>{MASK}@", _urls_masked(text))
     if ":" in text or "=" in text or "--" in text or "'" in text or "%3" in text or '"' in text or "</" in text:
         text = _named_masked(text)
-    if "pass" in text or " -p" in text or "432:" in text or "*:*:" in text:
+    if any(part in text for part in (" -p", "machine", "pass: ", "432:", "*:*:")):
         text = _PLACED.sub(rf"\g<1>{MASK}", text)
     if "-u" in text:
         text = _LOGIN_FLAG.sub(rf"\g<1>{MASK}", text)

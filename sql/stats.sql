@@ -303,8 +303,8 @@ SELECT current_setting('server_version') AS version, current_database() AS datab
 -- name: blockers
 -- Sessions in the farm's way. Their age (of the last change of their state) is seen of this role's own sessions, and with
 -- pg_read_all_stats. Of the farm's advisory locks the numbers begin with "dl" in ASCII, or are "dlogs". A lock on dl_jobs
--- counts where a writer has to wait for it; `migrate` holds one for a moment, and autovacuum gives its lock to a writer. A
--- session with several such locks is named once.
+-- counts from a second on where a writer has to wait for it; `migrate` holds one for a moment, and autovacuum gives its lock
+-- to a writer. A session with several such locks is named once.
 SELECT 'lock' AS blocks, pid, usename AS "user", application_name AS application,
        extract(epoch FROM statement_timestamp() - state_change)::float8 AS age_sec
   FROM pg_locks l JOIN pg_stat_activity a USING (pid)
@@ -318,6 +318,7 @@ SELECT 'table', pid, usename, application_name, extract(epoch FROM statement_tim
  WHERE locktype = 'relation' AND relation = to_regclass('dl_jobs') AND database = datid AND datname = current_database() AND granted
    AND application_name <> 'dl-migrate' AND pid <> pg_backend_pid() AND backend_type = 'client backend'
    AND mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+   AND coalesce(xact_start < statement_timestamp() - interval '1 s', true)
 UNION ALL (
 SELECT 'notifications', pid, usename, application_name, extract(epoch FROM clock_timestamp() - xact_start)::float8
   FROM pg_locks JOIN pg_stat_activity USING (pid)

@@ -191,8 +191,12 @@ def test_a_table_that_a_session_has_locked(own_db: str, refused: Refused, mode: 
         until(lambda: _status(app) == 200, "the API to be ready")
         with conn.transaction():
             conn.execute(f"LOCK TABLE dl_jobs IN {mode} MODE")
-            text = f"(psql), backend {conn.info.backend_pid}, has locked dl_jobs: no job can be added or ended."
-            assert text in refusal(app.test_client(), refused, "database")["detail"]
+            does = "has locked dl_jobs: no job can be added or ended."
+            text = f"(psql), backend {conn.info.backend_pid}, {does}"
+            until(lambda: _status(app) == 503, "the lock to count")
+            answer = refusal(app.test_client(), refused, "database")["detail"]
+            assert f"A session {does}" in answer
+            assert "psql" not in answer, "everybody may ask"
             if mode == "SHARE":  # which lets others read
                 until(lambda: text in _overview(app), "the overview to say so")
         assert _status(app) == 200

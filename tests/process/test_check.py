@@ -8,7 +8,7 @@ from pathlib import Path
 import forkserver
 import psycopg
 import pytest
-from farming import environment
+from farming import environment, until
 from pooling import TAKES_OUR_OPTIONS, pooler
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -409,7 +409,7 @@ def test_a_session_with_several_locks_is_named_once_for_each_kind(own_db: str, m
     with psycopg.connect(own_db) as holder, db.connect(own_db, name="test", schema="public") as conn:
         holder.execute("LOCK TABLE dl_jobs IN SHARE MODE; LOCK TABLE dl_jobs IN ACCESS EXCLUSIVE MODE")
         holder.execute("SELECT pg_advisory_lock(%s), pg_advisory_lock(%s)", (stats.NOTE_LOCK, predictions.LOCK))
-        assert sorted(each["blocks"] for each in stats.blockers(conn)) == ["lock", "table"]
+        until(lambda: sorted(each["blocks"] for each in stats.blockers(conn)) == ["lock", "table"], "each kind once")
 
 
 def test_the_session_of_the_oldest_transaction_is_named_while_notifications_pile_up(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from time import monotonic
 from typing import Any
 
@@ -67,8 +66,8 @@ def ready() -> dict[str, Any]:
     try:
         with session() as conn:
             migrations.check(conn)
-            locks = [each for each in stats.blockers(conn) if each["blocks"] == "table"]
-            wrong = next(chain(alerts.unfit(stats.fitness(conn)), alerts.blocked(locks)), None)
+            wrong = next(alerts.unfit(stats.fitness(conn)), None)
+            is_locked = any(each["blocks"] == "table" for each in stats.blockers(conn))
     except migrations.SchemaError as e:
         raise _not_ready("schema", str(e)) from None
     except Exception as e:
@@ -77,6 +76,8 @@ def ready() -> dict[str, Any]:
         raise _not_ready("database", db.reason(e) or "it does not answer") from None
     if wrong:
         raise _not_ready("database", f"{wrong.text} {wrong.advice}")
+    if is_locked:  # everybody may ask: no role and no application
+        raise _not_ready("database", f"A session {alerts.LOCKED} `dataloader check` names the session.")
     return {"status": "ready", "checks": {"database": "ok", "schema": "ok", "draining": False}}
 
 

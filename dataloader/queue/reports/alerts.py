@@ -14,6 +14,7 @@ from dataloader.queue.reports.words import count, duration, figure, percent
 Row = Mapping[str, Any]
 LAG_SEC = periods.seconds("ALERT_LAG_SEC", 300.0)  # the wait of a due job that raises an alert
 FULL = 0.9  # of connections
+LOCKED = "has locked dl_jobs: no job can be added or ended."
 
 
 class Alert(NamedTuple):
@@ -164,7 +165,7 @@ def blocked(blockers: Sequence[Row]) -> Iterator[Alert]:
         if each["blocks"] == "notifications":
             does = f"has been in a transaction{since}, and may keep the NOTIFY queue from being emptied."
         elif each["blocks"] == "table":
-            does = "has locked dl_jobs: no job can be added or ended."
+            does = LOCKED
         advice = f"Unless its work should go on: SELECT pg_terminate_backend({each['pid']})."
         yield Alert(f"{waiting.holder({**each, 'kind': 'session'})} {does}", advice)
 

@@ -127,7 +127,7 @@ BEGIN
   BEGIN
     SELECT (SELECT paused_at IS NOT NULL FROM dl_queues WHERE queue = this_queue),
            (SELECT available_at FROM dl_jobs WHERE queue = this_queue AND status = 'queued' AND blocked_on = 'time'
-             ORDER BY queue, available_at LIMIT 1),
+             ORDER BY queue, available_at, priority, created_at LIMIT 1),
            (SELECT min(since) FROM (SELECT since FROM dl_freed LIMIT 100) first)
       INTO is_paused, due_at, freed_at;
     IF is_paused IS NOT NULL THEN
@@ -272,7 +272,7 @@ BEGIN
       FROM (SELECT) one LEFT JOIN LATERAL (
         SELECT least(available_at, now() + interval '1 year') AS at FROM dl_jobs
          WHERE queue = this_queue AND status = 'queued' AND blocked_on = 'time' AND available_at > now()
-         ORDER BY queue, available_at LIMIT 1) next ON true;
+         ORDER BY queue, available_at, priority, created_at LIMIT 1) next ON true;
     p_priority := 0;
     p_from := '-infinity';
     batch := NULL;
@@ -309,7 +309,7 @@ CREATE OR REPLACE FUNCTION dl_by_lag(p_queues text[]) RETURNS text[] LANGUAGE sq
           ORDER BY queue, priority, coalesce(turn_at, created_at) LIMIT 1),
         (SELECT available_at FROM dl_jobs
           WHERE queue = q AND status = 'queued' AND blocked_on = 'time'
-          ORDER BY queue, available_at LIMIT 1)) AS since) first
+          ORDER BY queue, available_at, priority, created_at LIMIT 1)) AS since) first
 $$;
 
 

@@ -42,7 +42,7 @@ BEGIN
 
   SELECT (ordered OR paused_at IS NOT NULL) IS NOT TRUE
          AND (SELECT true FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND blocked_on = 'time'
-                 AND available_at <= now() ORDER BY queue, available_at LIMIT 1) IS NULL
+                 AND available_at <= now() ORDER BY queue, available_at, priority, created_at LIMIT 1) IS NULL
          AND (SELECT true FROM dl_freed WHERE since < clock_timestamp() - interval '1 s' LIMIT 1) IS NULL, q.batch
     INTO is_plain, its_batch FROM (SELECT) one LEFT JOIN dl_queues q ON queue = p_queue;
   IF NOT is_plain THEN

@@ -174,7 +174,7 @@ BEGIN
           SELECT FROM (SELECT limits FROM {schema}.dl_jobs
                         WHERE queue = its_queue AND status = 'queued' AND blocked_on = 'time'
                           AND available_at <= of_limit.next_at
-                        ORDER BY queue, available_at LIMIT 100) near WHERE of_limit.name = ANY (limits)) THEN
+                        ORDER BY queue, available_at, priority, created_at LIMIT 100) near WHERE of_limit.name = ANY (limits)) THEN
           first := {schema}.dl_next_of_limit(of_limit.name, its_queue, 1);
         END IF;
         UPDATE {schema}.dl_jobs SET blocked_on = 'time', available_at = of_limit.next_at, backoffs = 0

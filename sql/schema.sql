@@ -125,7 +125,7 @@ CREATE INDEX ix_dl_jobs_parked_keys ON dl_jobs (hashtext(lock_key), queue, lock_
 -- index and not three, for each index of the table costs every statement that writes to it.
 CREATE INDEX ix_dl_jobs_order ON dl_jobs (queue, lock_key, status, least(attempt, 1), score, created_at, job_id)
   WHERE score IS NOT NULL AND status IN ('queued', 'failed', 'lost');
--- Rows that wait for their time: dl_wake, and the next due instant. The functions order by all columns but the status: without
+-- Rows that wait for their time: dl_wake, and the next due instant. The functions order by all its columns: without
 -- statistics ix_dl_jobs_claim would look as cheap, and reads the ready rows too.
 CREATE INDEX ix_dl_jobs_time ON dl_jobs (queue, available_at, priority, created_at)
   WHERE status = 'queued' AND blocked_on = 'time';

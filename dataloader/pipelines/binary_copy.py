@@ -98,12 +98,17 @@ def encoded(batch: Any, kinds: Sequence[str]) -> list[Any] | None:
 
 def takes_texts(kind: str) -> bool:
     """PURE: whether `encoded` can take texts for a column of this type."""
-    return (plain := re.sub(r"\(.*?\)", "", kind)) in _FORMS or plain in _TEXTS
+    return _bare(kind) in _FORMS or _bare(kind) in _TEXTS
+
+
+def _bare(kind: str) -> str:
+    """The type without its bounds: `numeric` of `numeric(12,2)`."""
+    return re.sub(r"\(.*?\)", "", kind)
 
 
 def _stored(column: Any, kind: str) -> Any:
     """The column as its type in the table has it; an error where its text may have another value there, or none."""
-    of, kind = column.type, re.sub(r"\(.*?\)", "", kind)
+    of, kind = column.type, _bare(kind)
     if kind in _TEXTS:
         texts = texts_of(column).cast(pa.binary())
         return pc.binary_join_element_wise(b"\x01", texts, b"") if kind == "jsonb" else texts

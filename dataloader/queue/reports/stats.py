@@ -80,6 +80,8 @@ _LAST_ID = UUID(int=2**128 - 1)
 _FIRST_ID = UUID(int=0)
 _FINAL = frozenset(KINDS[status] for status in FINAL)
 _ENDS = _FINAL | {KINDS[Status.QUEUED]}
+_TOKEN_WORDS = ",".join("%%" + word.replace("_", r"\\_") + "%%" for word in masking.TOKEN_WORDS)
+_TOKEN_WORDS = f"'{{{_TOKEN_WORDS}}}'::text[]"
 _FACTS = ("reason", "error", "signal", "exit_status", "peak_mb", "cpu_sec")
 _BOUNDED = ("length", "scheduled", "retries", "dead", "keys")
 _SUMMED = ("length", "scheduled", "fresh", "retries", "busy", "dead", "at_risk")
@@ -599,5 +601,4 @@ def spliced(text: str, source: str = "") -> str:
     parts = parts | {"far": "true"} if source in ("of_near", "of_ids") else parts
     for part in ("matches", "far", "found", "shown", "safe", "texts", "secret", "secret_words", "kind", "changed_at"):
         text = text.replace("{" + part + "}", parts[part])
-    words = ",".join("%%" + word.replace("_", r"\\_") + "%%" for word in masking.TOKEN_WORDS)
-    return text.replace("{tokens}", masking.TOKENS).replace("{token_words}", f"'{{{words}}}'::text[]")
+    return text.replace("{tokens}", masking.TOKENS).replace("{token_words}", _TOKEN_WORDS)

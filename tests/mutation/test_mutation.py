@@ -36,7 +36,7 @@ def test_no_two_have_one_name() -> None:
 
 
 def test_each_mutant_has_a_test_that_catches_it() -> None:
-    """Else nobody knows whether one does. Whoever adds a mutant tries it; whoever renames a test names it there too."""
+    """The author of a new mutant tries it, and the author of a test's new name writes the name into caught.txt."""
     known = catchers()
     assert {str(mutant) for mutant in MUTANTS if not mutant.equivalent} == known.keys()
     files = {file.name: file.read_text("utf-8") for file in (ROOT / "tests" / "sql").glob("test_*.py")}

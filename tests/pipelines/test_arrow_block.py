@@ -153,7 +153,7 @@ def loaded(job: Load, rows: Rows, args: dict[str, Any], make: str, **how: Any) -
 
 
 def compared(seed: int, job: Load, rows: Rows, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, ...]:
-    """What both ways leave of one or two random files."""
+    """The text way and the quick way load one or two random files; the results of both."""
     chance = random.Random(seed)
     kinds = {name: chance.choice([*KINDS]) for name in ("v", "w", "a b")[: chance.randrange(1, 4)]}
     if chance.random() < 0.9:  # the other types come as text

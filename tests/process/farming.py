@@ -102,7 +102,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def titled(processes: Iterable[psutil.Process], text: str) -> list[psutil.Process]:
-    """Those of these processes whose command line has this text."""
+    """The processes with this text in their command line."""
     matching = []
     for process in processes:
         with suppress(psutil.Error):

@@ -305,7 +305,7 @@ def test_a_role_with_just_what_it_needs(check: Check, own_db: str, role: str) ->
 
 @pytest.mark.parametrize("table", ["dl_jobs", "dl_migrations"])
 def test_a_role_from_which_row_security_hides_the_rows(check: Check, own_db: str, role: str, table: str) -> None:
-    """Such a farm saw an empty queue. A policy that lets the role read shows that row security is meant."""
+    """A farm of this role sees an empty queue. With a policy for the role the check is content."""
     grant_all(own_db, role)
     execute(own_db, "CREATE TABLE dl_of_another_program ()")
     execute(own_db, "GRANT ALL ON dl_of_another_program TO PUBLIC")

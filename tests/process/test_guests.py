@@ -264,7 +264,7 @@ def warmed(farm: Farm, notes: Notes, workers: int = 1, **settings: Any) -> Any:
 def test_a_resource_is_prepared_once_for_its_key_and_the_least_recently_used_one_makes_room(
     farm: Farm, notes: Notes
 ) -> None:
-    """Nothing stays warm without a key."""
+    """A worker keeps no resource of a job without a key."""
     program = warmed(farm, notes)
     for key in (None, "a", "b", "a", "c"):
         farm.succeeds(farm.enqueue("ask", affinity_key=key))

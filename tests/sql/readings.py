@@ -1,4 +1,4 @@
-"""What tests read of the queue: rows, the journal, locks and notifications."""
+"""Helpers by which tests read the queue: rows, the journal, locks and notifications."""
 
 from typing import Any
 from uuid import UUID, uuid4

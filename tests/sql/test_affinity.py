@@ -88,7 +88,7 @@ def test_where_the_warm_ones_are_busy_the_queues_order_counts(conn: Conn, one: W
 
 @pytest.mark.parametrize("is_late", [False, True])
 def test_where_others_have_locked_what_most_want_any_job_will_do(conn: Conn, worker: Worker, is_late: bool) -> None:
-    """What is warm, what most want and any job have a round each, also where the first queue took its second."""
+    """A claim prefers warm jobs, then the key of most jobs, then any job, also after the first queue's second round."""
     locked = jobs(conn, "bb")
     jobs(conn, "c")
     with conn.transaction(), worker.conn.transaction():

@@ -30,7 +30,7 @@ def returned(job: Job, text: str) -> Ended:
     return Ended(job, Finish("succeed", result=text))
 
 
-# What a run stores beside its row, by the tables.
+# The tables in which a run stores values beside its row.
 KEEP: dict[str, Callable[[Worker, Job], None]] = {
     "dl_results": lambda worker, job: lifecycle.keep_results(worker.conn, [returned(job, "1")]),
     "dl_checkpoints": lambda worker, job: lifecycle.keep_checkpoint(worker.conn, job, Checkpoint('{"at": 1}')),

@@ -56,7 +56,7 @@ SELECT queue, length, scheduled, retries, coalesce(busy, 0) AS busy, dead,
      ORDER BY j.queue DESC, available_at DESC LIMIT %(most)s) n) a
   CROSS JOIN LATERAL (SELECT count(*) AS scheduled FROM (
     SELECT FROM dl_jobs j WHERE j.queue = known.queue AND status = 'queued' AND blocked_on = 'time'
-     ORDER BY j.queue DESC, available_at DESC LIMIT %(most)s) n) b
+     ORDER BY j.queue DESC, available_at DESC, priority DESC, created_at DESC LIMIT %(most)s) n) b
   CROSS JOIN LATERAL (SELECT count(*) AS retries FROM (
     SELECT FROM dl_jobs j WHERE j.queue = known.queue AND status = 'queued' AND attempt > 0
      ORDER BY j.queue DESC, created_at DESC LIMIT %(most)s) n) c

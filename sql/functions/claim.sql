@@ -263,9 +263,9 @@ BEGIN
     END LOOP;
 
     EXIT WHEN started > 0;
-    is_late := due_at <= now() AND EXISTS (  -- others have these rows locked
-      SELECT FROM dl_jobs
-       WHERE queue = this_queue AND status = 'queued' AND blocked_on = 'time' AND available_at <= now());
+    is_late := due_at <= now() AND (  -- others have these rows locked
+      SELECT true FROM dl_jobs WHERE queue = this_queue AND status = 'queued' AND blocked_on = 'time' AND available_at <= now()
+       ORDER BY queue, available_at, priority, created_at LIMIT 1);
     SELECT least(due_in, extract(epoch FROM next.at - clock_timestamp()),
                  CASE WHEN skipped > 0 THEN least(1, greatest(0.1, skipped / 1000.0)) END,
                  CASE WHEN is_late THEN 1 END, CASE WHEN is_contended THEN 0.05 END) INTO due_in

@@ -249,14 +249,16 @@ DECLARE
   woken int := 0;
   its_queue text;
 BEGIN
-  SELECT min(queue) INTO its_queue FROM dl_jobs WHERE status = 'queued' AND blocked_on = 'time';
+  SELECT queue INTO its_queue FROM dl_jobs WHERE status = 'queued' AND blocked_on = 'time'
+   ORDER BY queue, available_at, priority, created_at LIMIT 1;
   WHILE its_queue IS NOT NULL LOOP
     BEGIN
       woken := woken + dl_wake(its_queue, p_limit);
     EXCEPTION WHEN data_exception OR integrity_constraint_violation OR program_limit_exceeded OR raise_exception THEN
       RAISE WARNING 'the jobs of the queue % cannot be woken: %', its_queue, SQLERRM;  -- its workers set that job aside
     END;
-    SELECT min(queue) INTO its_queue FROM dl_jobs WHERE status = 'queued' AND blocked_on = 'time' AND queue > its_queue;
+    SELECT queue INTO its_queue FROM dl_jobs WHERE status = 'queued' AND blocked_on = 'time' AND queue > its_queue
+     ORDER BY queue, available_at, priority, created_at LIMIT 1;
   END LOOP;
   RETURN woken;
 END

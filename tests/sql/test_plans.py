@@ -307,6 +307,15 @@ def test_c3_a_session_that_planned_on_a_short_table_claims_and_ends_as_cheaply_o
         assert too_dear(costs(early)) == {}
 
 
+@pytest.mark.long
+def test_c3_a_session_that_plans_without_statistics_claims_and_ends_as_cheaply(own_db: str) -> None:
+    """The planner knows the length of the table, and no more: several indexes look as cheap."""
+    with db.connect(own_db, name="test", schema="public") as conn:
+        conn.execute(UNVACUUMED)
+        filled(conn, 20 * THOUSAND)
+        assert too_dear(costs(conn)) == {}
+
+
 @a_million
 def test_calls_cost_the_same_in_a_thousand_rows_and_in_a_million(million: Conn, thousand: Conn) -> None:
     """An index may be two levels higher, and have versions that other calls left dead; nothing grows as the rows do."""

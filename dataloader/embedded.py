@@ -176,24 +176,33 @@ def serve(
         "log_directory": str(_private(root / "log", account)),
     }
     options = [f"--{name}={value}" for name, value in (_SETTINGS | places | dict(settings)).items()]
-    with (root / "postgres.log").open("wb") as log:
-        process = subprocess.Popen(
-            [programs / "postgres", "-D", root / "data", *options],
-            env=ENVIRONMENT,
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,  # Ctrl-C reaches our process group, and the server must stop last
-            preexec_fn=dies_with_us(signal.SIGINT),
-            **account.popen(),
-        )
+
+    def run() -> subprocess.Popen[bytes]:
+        with (root / "postgres.log").open("wb") as log:
+            return subprocess.Popen(
+                [programs / "postgres", "-D", root / "data", *options],
+                env=ENVIRONMENT,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C reaches our process group, and the server must stop last
+                preexec_fn=dies_with_us(signal.SIGINT),
+                **account.popen(),
+            )
+
+    process = run()
     deadline = time.monotonic() + READY_WITHIN
     try:
         while not (_ready(lines := _pidfile(root / "data")) and lines[0] == str(process.pid)):
+            is_over = time.monotonic() > deadline
             if process.poll() is not None:
-                raise EmbeddedError(f"PostgreSQL did not start: {_last_words(root)}")
-            if time.monotonic() > deadline:
+                words = _last_words(root)
+                # The sessions of a killed server keep its memory until their statements end.
+                if is_over or "is still in use" not in words:
+                    raise EmbeddedError(f"PostgreSQL did not start: {words}")
+                process = run()
+            elif is_over:
                 raise EmbeddedError(f"PostgreSQL is not ready after {READY_WITHIN:g} s: {_last_words(root)}")
             time.sleep(0.01)
     except BaseException:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -25,9 +25,9 @@ class Lack(NamedTuple):
         return f"{self.what}: {self.advice}"
 
 
-def prepare(files: int = 0) -> None:
-    """Undo harmful settings of the parent process: blocked signals, a limit of open files below `files`."""
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # those of a JVM or a thread pool; SIGTERM would have no effect
+def prepare(files: int = 0, blocked: Collection[signal.Signals] = ()) -> None:
+    """Undo harmful settings of the parent process: a limit of open files below `files`, signals but `blocked` ones."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)  # those of a JVM or a thread pool; SIGTERM would have no effect
     soft, hard = resource.getrlimit(_OPEN)
     wished = max(FILES_WISHED, files)
     if soft != resource.RLIM_INFINITY and soft < wished:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,6 +120,8 @@ def up(reloads: bool) -> None:
 @main.command(examples=["dataloader workers"])
 def workers() -> None:
     """Run the supervisor with its workers and their keeper."""
+    blocked = {signal.SIGHUP}  # until the supervisor can obey: a reload in the start would end the program
+    signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     from dataloader import config, pipelines, surroundings
     from dataloader.farm import keeper, supervisor, worker
     from dataloader.farm.slots import files_needed
@@ -126,7 +129,7 @@ def workers() -> None:
 
     settings = base.settings()
     files = files_needed(supervisor.wished(settings).total())
-    _check_host(surroundings.worker_lacks(files), files)
+    _check_host(surroundings.worker_lacks(files), files, blocked)
     dsn = base.dsn(settings)
     _check_database(settings, dsn, direct=True)
     # The supervisor imports and reads before the fork all that its workers need, so that they share its memory.
@@ -296,11 +299,11 @@ def token_command(name: str, scopes: tuple[str, ...]) -> None:
     click.echo(f"{token}\n{entry}")
 
 
-def _check_host(lacks: Iterable[Lack], files: int = 0) -> None:
+def _check_host(lacks: Iterable[Lack], files: int = 0, blocked: Collection[signal.Signals] = ()) -> None:
     """Undo what the parent process has handed down, and refuse, a line each, what the host lacks."""
     from dataloader import surroundings
 
-    surroundings.prepare(files)
+    surroundings.prepare(files, blocked)
     if lines := [str(lack) for lack in lacks]:
         base.refuse("\n".join(lines), EXIT_CANNOT_START)
 

@@ -120,6 +120,7 @@ class Supervisor:
         setproctitle("dataloader: supervisor")
         process.adopt_orphans()
         self.signals = process.Signals((*_ORDERS, signal.SIGCHLD))
+        process.unblock_signals()
         self._log.info("supervisor.started", workers=_shown(self._wish))
         gc.collect()
         gc.freeze()  # collectors skip the present objects, so that their pages stay shared

@@ -175,6 +175,14 @@ def test_a_long_job_does_not_hold_up_the_other_workers_successors(farm: Farm, tm
     assert farm.job(long)["attempt"] == 1
 
 
+def test_a_hup_in_a_start_reloads_the_farm_once_it_has_started(farm: Farm, tmp_path: Path) -> None:
+    (tmp_path / "sends_hup.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGHUP)\n")
+    program = farm.start(workers=1, dl_preload="sends_hup")
+    program.logged("supervisor.reloaded")
+    farm.works()
+    assert program.stop() == 0
+
+
 def test_a_drain_during_a_reload_ends_the_waiting_successor_too(farm: Farm, tmp_path: Path) -> None:
     program, code = reloadable(farm, tmp_path, workers=1, dl_drain_sec=1)
     job = farm.enqueue("recorded", args={"sec": 600})

@@ -159,7 +159,7 @@ def _become(main: Callable[[], int]) -> NoReturn:
 
 
 def unblock_signals() -> None:
-    """By a child of `fork`, once its handlers are installed."""
+    """By the supervisor and by a child of `fork`, once the handlers are installed."""
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
 
 
@@ -241,13 +241,21 @@ def strays(known: Collection[int], apart: Collection[int]) -> list[int]:
 # --- facts about a process, from /proc ---
 
 
+_UNREADABLE = ["?", *("0" for _ in range(50))]
+
+
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the process's state on; none when it is gone."""
+    """The fields of /proc/PID/stat from the process's state on; none when it is gone.
+
+    Where no descriptor is free they cannot be read, and the process counts as alive.
+    """
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()  # the name before may hold any character
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return []
+    except OSError:
+        return _UNREADABLE
 
 
 def is_running(pid: int) -> bool:
@@ -260,14 +268,14 @@ def is_stopped(pid: int) -> bool:
 
 
 def started(pid: int) -> int | None:
-    """When a process was started, in clock ticks since the boot; None when it is gone."""
+    """When a process was started, in clock ticks since the boot; None when it is gone, 0 when it cannot be read."""
     fields = _stat(pid)
     return int(fields[19]) if fields and fields[0] not in "ZX" else None
 
 
 def started_at(pid: int) -> datetime | None:
-    """The same as a time, to a tenth of a second."""
-    if (ticks := started(pid)) is None:
+    """The same as a time, to a tenth of a second; None when it is not known."""
+    if not (ticks := started(pid)):
         return None
     boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     return datetime.fromtimestamp(round(boot + ticks / _TICKS, 1), UTC)
@@ -380,4 +388,4 @@ def _has_ended(pid: int, start: int) -> bool:
     except PermissionError:  # of another user, hidden in /proc
         pass
     fields = _stat(pid)
-    return bool(fields) and (fields[0] in "ZX" or int(fields[19]) != start)
+    return bool(fields) and fields is not _UNREADABLE and (fields[0] in "ZX" or int(fields[19]) != start)

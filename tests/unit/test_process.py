@@ -1,6 +1,7 @@
 """The farm's processes: slots, signals, names, the database's uptime, what several of them would log."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -29,6 +30,20 @@ from dataloader.queue.job import End
 )
 def test_every_end_of_a_process_has_words(code: int, words: str) -> None:
     assert identity.outcome(code) == words
+
+
+def test_a_process_whose_facts_cannot_be_read_counts_as_alive() -> None:
+    """A keeper without a free descriptor does not take living workers for dead ones, and renews their leases."""
+    me, name, limits = os.getpid(), own_name(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
+    try:
+        facts = identity.is_running(me), identity.is_stopped(me), started(me) is None, identity.started_at(me)
+        gone = is_gone(name)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert (facts, gone) == ((True, False, False, None), False)
 
 
 @pytest.fixture

@@ -298,14 +298,14 @@ SELECT j.job_id FROM dl_jobs j
  WHERE claimed_by = %(worker)s AND status::text = 'running';
 
 -- name: hand_back
--- running -> queued: what a living worker has claimed and does not know, or has not begun.
+-- running -> queued: what a living worker has claimed and does not know, or has not begun. A standby may have lost its end.
 WITH unknown AS MATERIALIZED (
   SELECT job_id FROM dl_jobs j
    WHERE status = 'running' AND claimed_by = %(worker)s
      AND NOT EXISTS (SELECT FROM unnest(%(job_ids)s::uuid[], %(attempts)s::int[]) AS held (job_id, attempt)
                       WHERE held.job_id = j.job_id AND held.attempt = j.attempt)
      FOR NO KEY UPDATE SKIP LOCKED)
-SELECT job_id, dl_give_back(job_id, 'drain', %(reason)s, '{}')::text FROM unknown;
+SELECT job_id, dl_give_back(job_id, 'drain', %(reason)s, jsonb_build_object('worker', %(worker)s::text))::text FROM unknown;
 
 -- name: holders
 -- The workers of this host that hold jobs. A worker's name begins with its host's.

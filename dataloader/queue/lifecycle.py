@@ -552,7 +552,7 @@ def still_held(conn: Conn, worker: str, jobs: Sequence[Job]) -> set[UUID]:
 
 def hand_back(conn: Conn, worker: str, holds: Sequence[Job], reason: str) -> list[tuple[UUID, str]]:
     """Hand back, uncounted, all that a living worker has claimed but for `holds`, unless locked; ids and statuses."""
-    return _all(conn, "hand_back", **_claims(holds), worker=worker, reason=f"not started: {reason}")
+    return _all(conn, "hand_back", **_claims(holds), worker=worker, reason=reason)
 
 
 def settle_gone(conn: Conn, worker: str, reason: str) -> list[Settled]:

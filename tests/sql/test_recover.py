@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 import structlog
 from hands import DONE, Conn, Worker, Workers, age, enqueue, expire, locked, plain, started, step, until
+from psycopg.types.json import Jsonb
 from readings import journal, keys_held, row, state, value
 
 from dataloader.config import WorkerSpec
@@ -247,7 +248,11 @@ def test_what_a_worker_does_not_know_goes_back_uncounted(conn: Conn, worker: Wor
     jobs = {job.job_id: job for job in step(worker, 2).jobs}
     assert lifecycle.hand_back(conn, worker.name, [jobs[held]], "the session was lost") == [(unknown, "queued")]
     assert (state(conn, held), state(conn, unknown)) == (("running", 1), ("queued", 0))
-    assert journal(conn, unknown)[-1] == ("requeue", {"reason": "not started: the session was lost", "attempt": 0})
+    # Not "not started": a standby may have lost the end of a run.
+    handed_back = {"reason": "the session was lost", "attempt": 0, "worker": worker.name}
+    assert journal(conn, unknown)[-1] == ("requeue", handed_back)
+    ((step_of,),) = conn.execute("SELECT dl_step_of('requeue', %s)", (Jsonb(handed_back),)).fetchall()
+    assert step_of == "handed_back"
 
 
 def test_a_claim_of_another_attempt_is_unknown(conn: Conn, worker: Worker) -> None:

@@ -16,6 +16,7 @@ ZOMBIE_SEC = 1.5
 GIVEN_BACK = (
     "drain",
     "not started",
+    "the session was lost",
     "the lease ran out",
     "the claim",
     "heartbeat failed",

@@ -84,8 +84,8 @@ def answers(port: int, path: str = "/health", host: str = "127.0.0.1") -> bool:
 
 
 def environment() -> dict[str, str]:
-    """The environment without the settings of a farm; DL_PG_BIN stays."""
-    settings = {name.upper() for name in Settings.model_fields} - {"DL_PG_BIN"}
+    """The environment without the settings and the periods of a farm; DL_PG_BIN stays."""
+    settings = {name.upper() for name in Settings.model_fields} - {"DL_PG_BIN"} | {"DL_PERIODS"}
     return {name: value for name, value in os.environ.items() if name not in settings}
 
 

@@ -27,6 +27,11 @@ from dataloader.local import ports, up
 QUEUE = "test.up"
 
 
+def test_the_programs_of_tests_inherit_no_periods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DL_PERIODS", '{"LEARN_SEC": 1}')
+    assert "DL_PERIODS" not in environment()
+
+
 class Farm:
     """One `dataloader up` in a folder, on a port, and what it has said."""
 

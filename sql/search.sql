@@ -72,7 +72,7 @@ SELECT %(kind)s::text AS kind, count(*) AS count, count(*) AS looked_at FROM (
 enum_eq(status, 'queued');
 
 -- name: of_retries
--- Those that were tried before. Served by ix_dl_jobs_retried; of all queues together they are sorted.
+-- Those that were tried before. Served by ix_dl_jobs_retried.
 status = 'queued' AND attempt > 0;
 
 -- name: of_ready
@@ -104,15 +104,8 @@ SELECT count(*) >= %(scan)s FROM (SELECT FROM dl_waiting LIMIT %(scan)s) n;
 status = 'running';
 
 -- name: of_dead
--- Served by ix_dl_jobs_dead; of all queues together they are sorted.
+-- Served by ix_dl_jobs_dead.
 status IN ('failed', 'lost');
-
--- name: of_failed
--- Served by ix_dl_jobs_finished, in order, as the next.
-finished_at IS NOT NULL AND status = 'failed';
-
--- name: of_lost
-finished_at IS NOT NULL AND status = 'lost';
 
 -- name: of_finished
 -- Served by ix_dl_jobs_finished. Tables of before may have running jobs with the time of an end.

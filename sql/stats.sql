@@ -399,8 +399,8 @@ SELECT event_id, job_id, queue, dl_readable(ts) AS ts, kind, payload::text AS pa
  WHERE event_id > %(after)s AND (%(queue)s::text IS NULL OR queue = %(queue)s) ORDER BY event_id LIMIT %(limit)s;
 
 -- A page of jobs is merged of several sources (of_finished, of_running and others in search.sql), each read in the order of
--- change from an index. `of_near` and `of_args` read and sort the few that a search names. A job changed when it ended,
--- started first, or was added.
+-- change from an index; `of_dead` and `of_retries`, whose index begins with the queue, queue by queue. `of_near` and `of_args`
+-- read and sort the few that a search names. A job changed when it ended, started first, or was added.
 
 -- name: shown
 -- The fields of a job `j` in a list, in the place of {shown}.
@@ -423,25 +423,40 @@ AND {found};
 -- name: source
 -- In the place of {source}: the jobs of a source that have changed in a time, before a place of the list.
 SELECT j.*, {at} AS changed_at FROM dl_jobs j
- WHERE {of} AND {at} >= %(since)s AND {at} <= %(until)s AND ({at}, job_id) < (%(until)s, %(before)s);
+ WHERE {of} AND {of_its} AND {at} >= %(since)s AND {at} <= %(until)s AND ({at}, job_id) < (%(until)s, %(before)s);
 
 -- name: edge
--- When the last of the next `scan` jobs of a source changed: a page looks no further back. Index-only.
-SELECT {at} AS changed_at FROM dl_jobs j WHERE {of} AND {at} >= %(since)s AND {at} < %(until)s
- ORDER BY {at} DESC OFFSET %(scan)s - 1 LIMIT 1;
+-- When the last of the next `scan` jobs of a source changed: a page looks no further back. Index-only, so without the id.
+SELECT {at} AS changed_at, NULL::uuid AS job_id FROM dl_jobs j
+ WHERE {of} AND {of_its} AND {at} >= %(since)s AND {at} < %(until)s
+ ORDER BY {first}{at} DESC OFFSET %(scan)s - 1 LIMIT 1;
 
 -- name: listed
 -- The first jobs of a source that match. A job that does not costs its place in the index and a comparison: 0.2 µs.
 SELECT {shown}, changed_at FROM ({source}) j
- WHERE {matches} AND {far} ORDER BY changed_at DESC, job_id DESC LIMIT %(limit)s;
+ WHERE {matches} AND {far} ORDER BY {first}changed_at DESC, job_id DESC LIMIT %(limit)s;
+
+-- name: of_each_queue
+-- The statement for each queue of a source by itself, and the first jobs of all. The queues are found by a loose scan. Orders
+-- are whole, and a queue is named by bounds and not by `=`, so that no other index can serve them.
+WITH RECURSIVE its (name) AS (
+  SELECT coalesce(%(queue)s::text, (SELECT queue FROM dl_jobs j WHERE {of} ORDER BY queue DESC, {at} DESC LIMIT 1))
+  UNION ALL
+  SELECT (SELECT queue FROM dl_jobs j WHERE {of} AND queue < its.name ORDER BY queue DESC, {at} DESC LIMIT 1)
+    FROM its WHERE %(queue)s::text IS NULL AND its.name IS NOT NULL)
+SELECT first.* FROM its CROSS JOIN LATERAL ({statement}) first ORDER BY changed_at DESC, job_id DESC LIMIT %(limit)s;
+
+-- name: of_its
+-- In the place of {of_its} in that statement.
+(queue, {at}) BETWEEN (its.name, %(since)s) AND (its.name, %(until)s);
 
 -- name: last_runs
 -- How long the last runs of these jobs took.
 SELECT job_id, dl_last_run_sec(j) AS run_sec FROM dl_jobs j WHERE job_id = ANY (%(job_ids)s);
 
 -- name: in_time
--- How many jobs of its sources a list by key would have to look at, of each up to `scan`.
-SELECT count(*) FROM ({sources}) n;
+-- How many jobs of its sources a list by key would have to look at, up to `scan`.
+SELECT count(*) FROM (SELECT FROM ({sources}) every LIMIT %(scan)s) n;
 
 -- name: by_key
 -- A page of the jobs of some sources in the order of their keys: those that match are sorted.

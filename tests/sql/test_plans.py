@@ -376,6 +376,38 @@ def test_a_page_of_keys_costs_the_same_beside_a_key_with_a_hundred_thousand_jobs
     assert touched(conn, stats._SQL["keys"], most=1_000, most_keys=1_000) < 6_000
 
 
+def pages_of_list(conn: Conn, wanted: stats.Wanted) -> int:
+    """The pages of dl_jobs and its indexes that the first page of a list reads."""
+    fetched = "SELECT sum(pg_stat_get_xact_blocks_fetched(oid)) FROM (SELECT 'dl_jobs'::regclass AS oid UNION"
+    fetched += " SELECT indexrelid FROM pg_index WHERE indrelid = 'dl_jobs'::regclass) of_jobs"
+    with conn.transaction():
+        before = value(conn, fetched)
+        assert len(stats.jobs(conn, wanted, 50).jobs) == 50
+        return int(value(conn, fetched) - before)
+
+
+@pytest.mark.long
+def test_lists_of_dead_jobs_and_of_retries_sort_no_more_than_a_page_with_stale_statistics(conn: Conn) -> None:
+    """The planner last saw some such jobs; there are fifty thousand by now, in several queues, and as many others."""
+    conn.execute("ALTER TABLE dl_jobs SET (autovacuum_enabled = false)")
+    queue, ends = "'q' || i % 5", {"finished_at": "now() - i * interval '1 s'"}
+    dead = {"status": "(CASE i % 2 WHEN 0 THEN 'failed' ELSE 'lost' END)::dl_status", **ends}
+    with quietly(conn):
+        many(conn, 20, queue=queue, **dead)
+        many(conn, 20, queue=queue, attempt="1")
+        many(conn, 50_000, queue=queue, status="'succeeded'", **ends)
+        conn.execute("ANALYZE dl_jobs")
+        many(conn, 50_000, queue=queue, **dead)
+        many(conn, 50_000, queue=queue, attempt="1")
+    lists = [
+        stats.Wanted(status=status, **more)
+        for status in ("dead", "failed", "lost", "retries")
+        for more in ({}, {"task": "t"}, {"queue": "q3"}, {"queue": "q3", "task": "t"})
+    ]
+    costs = {(each.status, each.task, each.queue): pages_of_list(conn, each) for each in lists}
+    assert {named: cost for named, cost in costs.items() if cost > 1_500} == {}
+
+
 def test_no_function_that_reads_by_indexes_alone_is_compiled(conn: Conn) -> None:
     """A plan with a sequential scan or a sort all the same seems to cost ten thousand million: it would be compiled."""
     without = "SELECT array_agg(proname) FROM pg_proc WHERE proconfig && %s AND NOT proconfig @> '{jit=off}'"

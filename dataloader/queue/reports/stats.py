@@ -56,7 +56,6 @@ ANEW = -1  # what aggregate returns when the journal's sequence has been set bac
 LONG_STEP_SEC = 300  # steps from which on throughput is read from dl_pace_long instead of dl_pace
 BRIEFLY_SEC = 0.5, 0.1  # for a statement and for a lock: keeper and reaper have one session for this and for leases
 MESSAGES = {"of_each": 100, "most": 10_000}  # newest messages checked for delivery, per webhook and in all
-UNSORTED = 500  # dead jobs that a list sorts, of all queues
 FOUND = 20_000  # jobs that a search by id or arguments may read by an index for a page
 _SQL = db.statements("stats.sql", "live", "of_settings", "keys_of", "deliveries")
 _SEARCH = db.statements("search.sql")
@@ -66,8 +65,6 @@ _CHANGED = "{changed_at}"
 _SOURCES: dict[str, tuple[str, frozenset[str]]] = {
     "of_finished": ("finished_at", frozenset(map(str, FINAL))),
     "of_dead": ("finished_at", frozenset(map(str, DEAD))),
-    "of_failed": ("finished_at", frozenset({"failed"})),
-    "of_lost": ("finished_at", frozenset({"lost"})),
     "of_running": ("coalesce(started_at, created_at)", frozenset({"running"})),
     "of_queued": ("created_at", QUEUED),
     "of_retries": ("created_at", QUEUED),
@@ -75,7 +72,7 @@ _SOURCES: dict[str, tuple[str, frozenset[str]]] = {
     "of_args": (_CHANGED, frozenset(TALLIED)),
 }
 _WHOLE = ("of_near", "of_args")  # a list reads all of their jobs, up to FOUND
-_SORTED = ("of_dead", "of_retries", *_WHOLE)  # the index of these has another order, but for one queue
+_BY_QUEUE = ("of_dead", "of_retries")  # their indexes begin with the queue
 _LAST_ID = UUID(int=2**128 - 1)
 _FIRST_ID = UUID(int=0)
 _FINAL = frozenset(KINDS[status] for status in FINAL)
@@ -473,13 +470,13 @@ def _by_change(
         sources = [each for each in _sources(wanted) if _SOURCES[each][1] & set(kinds)]
         sources, named = searched(conn, wanted, sources)
         asked |= named
-        db.by_index(conn, bitmaps="of_args" in sources, sorts=all(each in _SORTED for each in sources))
+        db.by_index(conn, bitmaps="of_args" in sources, sorts=all(each in _WHOLE for each in sources))
         if scan is not None and (timed := [each for each in sources if each not in _WHOLE]):
-            edges = db.rows(conn, _all(_edge, timed), asked, prepare=False)
+            edges = db.rows(conn, _all(timed, "edge"), asked, prepare=False)
             edge = max((row["changed_at"] for row in edges), default=None)
             asked["since"] = edge or asked["since"]
         if sources:
-            rows = db.rows(conn, _all(_listed, sources), asked, prepare=False)
+            rows = db.rows(conn, _all(sources, "listed"), asked, prepare=False)
     rows.sort(key=itemgetter("changed_at", "job_id"), reverse=True)
     return _page(rows, limit, lambda row: row["changed_at"].isoformat(), edge.isoformat() if edge else None)
 
@@ -493,8 +490,6 @@ def searched(conn: Conn, wanted: Wanted, sources: list[str]) -> tuple[list[str],
         statement = _SEARCH["are_few"].replace("{source}", _SEARCH[source])
         return bool(db.rows(conn, statement, {"most": FOUND} | named, prepare=False)[0]["are_few"])
 
-    if sources and sources[0] in ("of_failed", "of_lost") and are_few("of_dead", most=UNSORTED):
-        sources = ["of_dead"]  # in order the two read all finished jobs
     if asked.args and has_args_index(conn) and are_few("of_args", args=list(asked.args)):
         sources = ["of_args"]
     near = {"near_from": asked.near and asked.near.first, "near_to": asked.near and asked.near.last}
@@ -506,8 +501,9 @@ def searched(conn: Conn, wanted: Wanted, sources: list[str]) -> tuple[list[str],
 def _by_key(conn: Conn, wanted: Wanted, limit: int, after: str | None) -> tuple[list[Row], str | None]:
     key, after_id = _cursor(after, str) or ("", _FIRST_ID)
     asked = filters(wanted) | bounds(wanted) | {"before": _LAST_ID, "scan": SORTED + 1}
-    parts = _all(lambda each: f"{_source(each)} LIMIT %(scan)s", _sources(wanted))
-    count, page = (spliced(_SQL[name].replace("{sources}", parts)) for name in ("in_time", "by_key"))
+    of_queue = {name: _SEARCH["of_queue"] for name in _BY_QUEUE}
+    sources = " UNION ALL ".join(_of(each, "source", of_queue.get(each, "true")) for each in _sources(wanted))
+    count, page = (spliced(_SQL[name].replace("{sources}", sources)) for name in ("in_time", "by_key"))
     with conn.transaction():
         db.by_index(conn)
         if db.rows(conn, count, asked, prepare=False)[0]["count"] > SORTED:
@@ -525,9 +521,7 @@ def _sources(wanted: Wanted) -> tuple[str, ...]:
     if status is None:
         return ("of_finished", "of_running", "of_queued")
     if status == "dead" or status in DEAD:
-        # The planner has no statistics of the hashes, and would sort all dead jobs of a task.
-        is_sorted = wanted.queue is None and (wanted.task or wanted.lock_key)
-        return tuple(f"of_{each}" for each in sorted(DEAD) if status in ("dead", each)) if is_sorted else ("of_dead",)
+        return ("of_dead",)
     if status in FINAL:
         return ("of_finished",)
     return (f"of_{status}",) if status in ("running", "retries") else ("of_queued",)  # also ready, blocked, fresh
@@ -574,25 +568,22 @@ def _json(text: str | None) -> Any:
     return None if text is None else db.parsed(text)
 
 
-def _source(name: str, text: str = "source") -> str:
-    """A source's SQL, filtered by queue if its index has one."""
-    of = f"{_SEARCH[name]} AND {_SEARCH['of_queue']}" if name in ("of_dead", "of_retries") else _SEARCH[name]
-    return _SQL[text].replace("{of}", of).replace("{at}", _SOURCES[name][0])
-
-
-def _all(statement: Callable[[str], str], sources: Iterable[str]) -> str:
+def _all(sources: Iterable[str], statement: str) -> str:
     """The statement for all of these sources, in one snapshot: a job that changes meanwhile is in one of them."""
-    return " UNION ALL ".join(f"({statement(each)})" for each in sources)
+    return " UNION ALL ".join(f"({_of_source(each, statement)})" for each in sources)
 
 
 @cache
-def _edge(source: str) -> str:
-    return _source(source, "edge")
+def _of_source(name: str, statement: str) -> str:
+    if name not in _BY_QUEUE:
+        return spliced(_of(name, statement), name)
+    of_each = _of(name, statement, _SQL["of_its"], "queue DESC, ")
+    return spliced(_of(name, "of_each_queue").replace("{statement}", of_each), name)
 
 
-@cache
-def _listed(source: str) -> str:
-    return spliced(_SQL["listed"].replace("{source}", _source(source)), source)
+def _of(name: str, statement: str, of_its: str = "true", first: str = "") -> str:
+    text = _SQL[statement].replace("{source}", _SQL["source"]).replace("{of_its}", of_its).replace("{first}", first)
+    return text.replace("{of}", _SEARCH[name]).replace("{at}", _SOURCES[name][0])
 
 
 def spliced(text: str, source: str = "") -> str:

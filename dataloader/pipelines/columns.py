@@ -46,6 +46,7 @@ _PLAIN = {
     "timestamp": f"{_TIME}|{_DAY}|-?infinity",
     "timestamptz": f"{_TIME}{_ZONE}|-?infinity",
 }
+_ISO = [f"%Y-%m-%d{time}" for time in ("", " %H:%M:%S", " %H:%M:%S.%f", " %H:%M:%S%z", " %H:%M:%S.%f%z")]
 _SPACES, _APOSTROPHES = " \u00a0\u2007\u2009\u202f", "'\u2019"
 _FIRST_SERIAL = 61  # Excel has a 29 February 1900, so earlier serial days are one day later
 _MOMENT = datetime(2026, 11, 23, 22, 47, 58, 123_456, UTC)  # no two parts are equal
@@ -131,6 +132,12 @@ class Values(Arguments):
     def takes_iso(self) -> bool:
         """Whether 2026-12-31 has one reading: a format that begins with a year may read it in another way."""
         return not any(name.startswith(("%Y", "%y", "%G")) for name in self.formats)
+
+    @cached_property
+    def exact(self) -> Values:
+        """How values are written that are no texts: in a workbook, JSON or Parquet a number has its point."""
+        formats = [*self.formats] if self.takes_iso else [*_ISO, *self.formats]
+        return Values(decimal=".", date_format=formats, true=self.true, false=self.false, timezone=self.timezone)
 
     @cached_property
     def number(self) -> Callable[[str], re.Match[str] | None]:

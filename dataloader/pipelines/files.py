@@ -252,7 +252,7 @@ def entries(wanted: Files, context: Context, stack: ExitStack) -> list[Entry]:
         found = glob.glob(os.path.join(*parts[fixed:]), root_dir=base, recursive=True)
         found = [name for name in found if os.path.isfile(os.path.join(base, name))]
     else:
-        alone = Entry(context.data_dir, wanted.path, None, _partition(os.path.realpath(base), root))
+        alone = Entry(context.data_dir, wanted.path, None, _partition(os.path.realpath(base), root, wanted.null))
         return _members(alone, wanted, stack)
     # Programs mark what is no data by the first characters: _SUCCESS, .part-0.crc, ~$ of an open workbook.
     names = [os.path.join(base, name) for name in sorted(found) if not re.search(r"(?:^|/)(?:[._]|~\$)", name)]
@@ -261,14 +261,16 @@ def entries(wanted: Files, context: Context, stack: ExitStack) -> list[Entry]:
         raise PermanentError(f"path: {wanted.path} should be below the data folder")
     if not 0 < len(paths) <= _MAX_FILES:
         raise PermanentError(f"path: {wanted.path} has {len(paths) or 'no'} files; there should be 1 to {_MAX_FILES}")
-    listed = [Entry(context.data_dir, os.path.relpath(path, root), None, _partition(path, root)) for path in paths]
-    return [member for entry in listed for member in _members(entry, wanted, stack)]
+    listed = [(os.path.relpath(path, root), _partition(path, root, wanted.null)) for path in paths]
+    each = [Entry(context.data_dir, path, None, values) for path, values in listed]
+    return [member for entry in each for member in _members(entry, wanted, stack)]
 
 
-def _partition(path: str, root: str) -> dict[str, str]:
+def _partition(path: str, root: str, nulls: Sequence[str]) -> dict[str, str]:
     """PURE: the columns that the names of folders hold, as Spark writes them: `day=2026-03-01/part-0.parquet`."""
     pairs = (part.partition("=") for part in Path(os.path.relpath(path, root)).parts[:-1])
-    return {name: "" if value == _NO_PARTITION else unquote(value) for name, mark, value in pairs if mark and name}
+    values = {name: unquote(value) for name, mark, value in pairs if mark and name}
+    return {name: "" if value in (_NO_PARTITION, *nulls) else value for name, value in values.items()}
 
 
 def _members(entry: Entry, wanted: Files, stack: ExitStack) -> list[Entry]:
@@ -473,15 +475,20 @@ class _Shape:
         words = "|".join(map(re.escape, given))
         no_word = f'(?!"(?:{words})")' if words else ""
         self._nulls = frozenset([*wanted.null, *given])
-        self._order: list[tuple[str, int | None, Reader | None]] = []
+        self._order: list[tuple[str, int | None, Reader | None, Reader | None]] = []  # for texts, for other values
+        of_texts = [not isinstance(source, parquet.ArrowFile) or kind == "text" for kind in source.columns.values()]
         bare, quoted, with_words = [], [], []
         # Constants are behind the columns of the file.
         for name in whole.columns:
             if name in constants or name in whole.lines:
                 continue
             kind, is_guess = whole.kinds.get(name, ("", False))
-            reader = Reader(kind, wanted, is_guess) if kind else None
-            self._order.append((name, names.index(name) if name in names else None, reader))
+            at = names.index(name) if name in names else None
+            reader = exact = Reader(kind, wanted, is_guess) if kind else None
+            if kind and source.is_typed:
+                exact = Reader(kind, wanted.exact, is_guess)
+                reader = reader if at is None or of_texts[at] else exact
+            self._order.append((name, at, reader, exact))
             value = columns.plain(kind, wanted, is_guess) if kind else ""
             is_null = f"(?!(?:{words})(?:{mark}|[\r\n]|\\Z))" if words else ""
             bare.append(is_null + (f"(?:{value})?+" if kind else f"[^{mark}]*+"))
@@ -489,7 +496,7 @@ class _Shape:
             text = text_pattern(source.delimiter)
             quoted.append(is_null + (f"(?:{typed})" if kind else text))
             with_words.append(f"(?:(?:{words})(?=[{mark}\r\n])|(?:{value})?+)" if kind else text)
-        is_same = [at for _, at, _ in self._order] == list(range(len(names))) and out == source.delimiter
+        is_same = [at for _, at, *_ in self._order] == list(range(len(names))) and out == source.delimiter
         # Most records have no quotes, and are matched in half the time.
         self.is_plain, self.is_plain_quoted = (
             re.compile(mark.join(patterns)).fullmatch if is_same else lambda text: None for patterns in (bare, quoted)
@@ -498,7 +505,7 @@ class _Shape:
         self.lines = len(whole.lines)
         self.has_added_alone = not self._order
         # The columns of a file of Arrow, if their values pass as they are.
-        self.places = [at for _, at, reader in self._order if at is not None and not (reader or '"' in words)]
+        self.places = [at for _, at, reader, _ in self._order if at is not None and not (reader or '"' in words)]
         # The words that blocks may have, and how they are found behind these marks.
         are_bare = mark != r"\\" and all(csv_file.field(word, source.delimiter) == word for word in given)
         self.words, marks = given if are_bare else [], (source.delimiter, "\n")
@@ -545,13 +552,13 @@ class _Shape:
             reason = f"{len(cells)} fields, but the header has {expected}{lacks}; {remedy}, and max_errors rejects rows"
             return Rejected(reason, text)
         fields, out = [], self._whole.delimiter
-        for name, at, reader in self._order:
+        for name, at, reader, exact in self._order:
             cell = cells[at] if at is not None else ""
             if not cell or cell in self._nulls:
                 fields.append("")
                 continue
             is_quoted = cell[0] == '"'
-            if reader is None:
+            if reader is None or exact is None:
                 fields.append(cell if out == self._delimiter else csv_file.field(value_of(cell), out, is_quoted))
                 continue
             value = value_of(cell)
@@ -559,7 +566,7 @@ class _Shape:
                 fields.append("")
                 continue
             try:
-                fields.append(csv_file.field(reader.read(value), out))
+                fields.append(csv_file.field((reader if is_quoted else exact).read(value), out))
             except ValueError as e:
                 return Rejected(f"column {name}: {e}", text)
         return out.join(fields)
@@ -718,7 +725,7 @@ class Shaped(Source):
             stored = self.existing.get(name)
             is_widened = wanted.schema_change == "widen" and stored and csv_table.wider(stored, self.columns[name])
             kind = kind_of(self.columns[name] if is_widened or not stored else stored)
-            if kind and not (name in given and kind_of(given[name]) == kind):
+            if kind and not (len(self._typed) == len(self._entries) and kind_of(given.get(name, "")) == kind):
                 is_guess = name not in wanted.types and name not in self.existing and name not in given
                 self.kinds[name] = kind, is_guess
 
@@ -769,7 +776,7 @@ class Shaped(Source):
         self._bases.append((base, source))
         entry = self._entries[at]
         words = {"now": self._now, "file": entry.name}
-        constants = {name: value for name, value in entry.partition.items() if name not in names}
+        constants = {name: self._folder_value(entry, name) for name in entry.partition if name not in names}
         constants |= {name: words[what] for name, what in self.wanted.add.items() if what != "line"}
         self._shape = _Shape(source, names, self, constants)
         added = [self._typed_value(name, constants[name]) for name in self.columns if name in constants]
@@ -792,6 +799,14 @@ class Shaped(Source):
             return None
         others = [self.wanted.comment] if self.wanted.comment else []
         return arrow_block.reader(self.delimiter, self._shape.words, self.stored, added, len(self.lines), others)
+
+    def _folder_value(self, entry: Entry, name: str) -> str:
+        """The value of a folder's column; raises PermanentError where it has no single reading."""
+        value, (kind, is_guess) = entry.partition[name], self.kinds.get(name, ("", False))
+        try:
+            return Reader(kind, self.wanted, is_guess).read(value) if kind and value else value
+        except ValueError as e:
+            raise PermanentError(f"{entry.name}: column {name}: {e}") from None
 
     def _typed_value(self, name: str, value: str) -> Any:
         """A constant as a value of its column's type, where PostgreSQL reads the text in one way."""

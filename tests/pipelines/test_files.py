@@ -2,11 +2,14 @@
 
 import bz2
 import gzip
+import importlib
 import io
+import json
 import random
 import tarfile
 import zipfile
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -424,6 +427,60 @@ def test_a_late_value_that_a_guessed_type_would_lose_is_refused(
     assert "types should say it" in error
 
 
+def workbook(rows: list[dict[str, Any]]) -> bytes:
+    pytest.importorskip("python_calamine")
+    book, packed = pytest.importorskip("openpyxl").Workbook(), io.BytesIO()
+    for cells in [[*rows[0]], *([*row.values()] for row in rows)]:
+        book.active.append(cells)
+    book.save(packed)
+    return packed.getvalue()
+
+
+def table_of_parquet(rows: list[dict[str, Any]]) -> bytes:
+    arrow, packed = pytest.importorskip("pyarrow"), io.BytesIO()
+    importlib.import_module("pyarrow.parquet").write_table(arrow.Table.from_pylist(rows), packed)
+    return packed.getvalue()
+
+
+TYPED: dict[str, Callable[[list[dict[str, Any]]], bytes]] = {
+    "f.jsonl": lambda rows: "\n".join(map(json.dumps, rows)).encode(),
+    "f.xlsx": workbook,
+    "f.parquet": table_of_parquet,
+}
+
+
+@pytest.mark.parametrize("name", ["f.jsonl", "f.xlsx"])
+def test_a_number_beside_texts_has_one_reading(name: str, load: Run) -> None:
+    written: dict[str, Any] = {"decimal": ",", "thousands": ".", "types": {"a": "numeric"}}
+    content = TYPED[name]([{"id": 1, "a": 1.125}, {"id": 2, "a": "1.125"}])
+    assert load(content, name, **written) == [("1", "1.125"), ("2", "1125")]
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_a_fraction_that_is_no_text_is_no_thousand_of_an_integer(name: str, refused: Refused) -> None:
+    content = TYPED[name]([{"id": 1, "a": 1.125}])
+    error = refused(content, name, decimal=",", thousands=".", types={"a": "int"})
+    assert "1: column a: a number with a fraction" in error.replace("row 2", "row 1")
+
+
+def test_a_whole_number_that_is_no_text_may_have_zeros_behind_its_point(load: Run) -> None:
+    assert load(b'{"id": 1, "a": 3.000}', "f.jsonl", types={"a": "int"}) == [("1", "3")]
+
+
+@pytest.mark.parametrize("name", ["f.xlsx", "f.parquet"])
+def test_a_date_that_is_no_text_has_one_reading(name: str, load: Run) -> None:
+    content = TYPED[name]([{"id": 1, "a": date(2026, 1, 2), "b": "2026-31-12"}])
+    types = {"a": "timestamp", "b": "date"}
+    assert load(content, name, date_format="%Y-%d-%m", types=types) == [("1", "2026-01-02T00:00:00", "2026-12-31")]
+
+
+def test_a_text_beside_files_that_have_types_is_read_by_the_dialect(run: Run, rows: Rows, tmp_path: Path) -> None:
+    folder(tmp_path, b_csv="id;a\n2;1.125\n3;2,5\n")
+    (tmp_path / "in" / "a.jsonl").write_text('{"id": 1, "a": 1.125}\n')
+    run("load.files", path="in", table="t", key=["id"], decimal=",", thousands=".")
+    assert rows("SELECT id, a::text FROM t ORDER BY 1") == [(1, "1.125"), (2, "1125"), (3, "2.5")]
+
+
 def test_wrong_rows_decide_no_type(load: Run, rows: Rows) -> None:
     load(b"id,a\n1,x\n   \n2,y\nSUM\n", max_errors=2)
     assert dict(rows(TYPES))["id"] == "bigint"
@@ -471,6 +528,42 @@ def test_the_folder_of_a_file_is_a_column_and_those_above_the_data_are_none(
         assert dict(rows(TYPES)) == {"id": "bigint", "day": "date"}
         assert rows("SELECT id, day::text FROM t") == [(1, "2026-03-01")]
         rows("DROP TABLE t")
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "value"),
+    [
+        ("01.03.2026", {"date_format": "%d.%m.%Y"}, "2026-03-01"),
+        ("2026-07-01 10:00", {"types": {"of": "timestamptz"}, "timezone": "Europe/Berlin"}, "2026-07-01 08:00:00+00"),
+        ("1.125", {"decimal": ",", "thousands": "."}, "1125"),
+        ("ja", {"types": {"of": "boolean"}, "true": ["ja"]}, "true"),
+        ("NA", {"types": {"of": "int"}, "null": ["NA"]}, None),
+    ],
+)
+@pytest.mark.parametrize("file", ["f.csv", "f.parquet"])
+def test_the_folder_of_a_file_is_read_by_the_dialect(
+    file: str,
+    name: str,
+    how: dict[str, Any],
+    value: str | None,
+    run: Run,
+    rows: Rows,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PGTZ", "UTC")
+    (tmp_path / f"of={name}").mkdir()
+    content = b"id\n1\n" if file == "f.csv" else TYPED[file]([{"id": 1}])
+    (tmp_path / f"of={name}" / file).write_bytes(content)
+    run("load.files", path=f"of={name}", table="t", key=["id"], **how)
+    assert rows("SELECT of::text FROM t") == [(value,)]
+
+
+def test_a_folder_with_two_readings_is_refused(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "day=03.04.2026").mkdir()
+    (tmp_path / "day=03.04.2026" / "f.csv").write_text("id\n1\n")
+    with pytest.raises(PermanentError, match=r"day=03.04.2026/f.csv: column day: .* two formats read differently"):
+        run("load.files", path="day=*/*", table="t", key=["id"], types={"day": "date"})
 
 
 def test_a_pattern(run: Run, rows: Rows, tmp_path: Path) -> None:

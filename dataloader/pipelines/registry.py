@@ -7,12 +7,13 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from fnmatch import fnmatchcase
+from functools import cache
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from dataloader.log import masking
@@ -25,9 +26,29 @@ ATTEMPTS_MOST = 2_147_483_647  # PostgreSQL's int
 LIMITS_MOST, LIMIT_NAME = 8, 100  # limits of a job, characters of a name: as queue/fields.py has them
 
 PREPARE_SEC = 120.0
-REPORT, RETRY = ON_STALL = ("report", "retry")
+REPORT, RETRY = "report", "retry"  # of `on_stall`
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _argument(name: str) -> str:
+    """The name of an argument whose text may be shown; PostgreSQL keeps no U+0000 and no lone surrogate."""
+    if not name or not name.isprintable() or masking.is_secret(name, "text"):
+        raise ValueError("should be the name of an argument that is no secret")
+    return name
+
+
+def _limits(names: Sequence[str]) -> Sequence[str]:
+    """Names of limits as a trigger may give them (queue/fields.py)."""
+    are_names = all(name.isprintable() and 0 < len(name) <= LIMIT_NAME for name in names)
+    if len(names) > LIMITS_MOST or not are_names or len(set(names)) < len(names):
+        raise ValueError(f"should be up to {LIMITS_MOST} different names of 1 to {LIMIT_NAME} characters")
+    return names
+
+
+Above0 = Annotated[int | float, Field(gt=0, lt=math.inf)]
+NotBelow0 = Annotated[int | float, Field(ge=0, lt=math.inf)]
+Argument = Annotated[str, AfterValidator(_argument)]
 
 
 class UnknownTask(Exception):
@@ -65,29 +86,28 @@ class Pipeline:
         refuses ends `failed` before the function is called, and triggers refuse it by the model's JSON Schema.
 
     A job keeps `max_attempts`, `affinity_key` and `limits` as they were when it was added. Producers learn of them when
-    a worker with the pipeline has started. Raises ValueError when another function has the name or an option is out of
-    its bounds, TypeError when an option is of another type or the function cannot be called as f(args) or
-    f(args, context).
+    a worker with the pipeline has started. Raises ValueError when another function has the name or an option is not as
+    it should be, TypeError when the function cannot be called as f(args) or f(args, context).
     """
 
     task: str
     _: KW_ONLY
-    timeout_sec: float | None = None
-    max_memory_mb: float | None = None
-    batch_size: int | None = None
-    max_attempts: int | None = None
+    timeout_sec: Above0 | None = None
+    max_memory_mb: Above0 | None = None
+    batch_size: Annotated[int, Field(ge=1, le=BATCH_MOST)] | None = None
+    max_attempts: Annotated[int, Field(ge=1, le=ATTEMPTS_MOST)] | None = None
     retry_in: Callable[[int], float] | None = None
     on_exhausted: Callable[[Any], object] | None = None
-    stall_sec: float | None = None
-    on_stall: str = REPORT
+    stall_sec: NotBelow0 | None = None
+    on_stall: Literal["report", "retry"] = "report"
     prepare: Callable[..., Any] | None = None  # once given: of args and context, and returns a context manager
-    prepare_sec: float = PREPARE_SEC
-    timeout_factor: Callable[[Any], float] | Mapping[str, float] | None = None
-    affinity: str | Sequence[str] | None = None  # once given, a tuple
-    memory_mb: float | None = None
-    cpus: float | None = None
+    prepare_sec: Above0 = PREPARE_SEC
+    timeout_factor: Callable[[Any], float] | Mapping[str, Above0] | None = None
+    affinity: Argument | Annotated[Sequence[Argument], Field(min_length=1)] | None = None  # once given, a tuple
+    memory_mb: NotBelow0 | None = None
+    cpus: NotBelow0 | None = None
     schedule: str | Mapping[str, Any] | None = None  # once given, as `new_schedule.checked` makes it
-    limits: Sequence[str] | None = None
+    limits: Annotated[Sequence[str], AfterValidator(_limits)] | None = None
     spares_attempts: bool = False
     logs: bool = True
     args: type[BaseModel] | None = None
@@ -98,10 +118,12 @@ class Pipeline:
     form: Form = field(init=False)
 
     def __post_init__(self) -> None:
-        for name, (kind, is_right, should) in _OPTIONS.items():
-            value = getattr(self, name)
-            if value is not None and not is_right(value):
-                raise kind(f"pipeline {self.task!r}: {name} should be {should}, not {value!r}")
+        for name, option in _options().items():
+            try:
+                option.validate_python(value := getattr(self, name), strict=True)
+            except ValidationError as e:
+                faults = dict.fromkeys(fault["msg"].removeprefix("Value error, ") for fault in e.errors())
+                raise ValueError(f"pipeline {self.task!r}: {name}: {'; '.join(faults)}, not {value!r}") from None
         if self.spares_attempts and self.batch_size is not None:
             why = "a call with several jobs has no checkpoints, so it spares no attempts"
             raise ValueError(f"pipeline {self.task!r}: {why}")
@@ -148,7 +170,7 @@ class Pipeline:
         else:
             by_pattern = self.timeout_factor.items()
             factor = next((each for pattern, each in by_pattern if fnmatchcase(affinity_key or "", pattern)), 1.0)
-        if not _is_above_0(factor):
+        if not (isinstance(factor, int | float) and 0 < factor < math.inf):
             raise ValueError(f"timeout_factor of {self.task!r} should be a number above 0, not {factor!r}")
         return self.timeout_sec * factor
 
@@ -156,6 +178,13 @@ class Pipeline:
     def has_safe_points(self) -> bool:
         """False for a plain function, which runs without a pause."""
         return self.form is not Form.PLAIN
+
+
+@cache
+def _options() -> dict[str, TypeAdapter[Any]]:
+    """How the options of a pipeline are checked, by their types."""
+    hints = get_type_hints(Pipeline, include_extras=True)
+    return {option.name: TypeAdapter(hints[option.name]) for option in fields(Pipeline) if option.init}
 
 
 register = Pipeline
@@ -200,68 +229,6 @@ def resolve(task: str) -> Pipeline:
 def tasks() -> list[str]:
     """The names of all registered pipelines, sorted."""
     return sorted(_registry)
-
-
-def _are_limits(value: Any) -> bool:
-    """Whether these are names of limits as a trigger may give them (queue/fields.py)."""
-    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) > LIMITS_MOST:
-        return False
-    are_names = all(isinstance(name, str) and name.isprintable() and 0 < len(name) <= LIMIT_NAME for name in value)
-    return are_names and len(set(value)) == len(value)
-
-
-def _is_above_0(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 < value < math.inf
-
-
-def _are_factors(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(key, str) and _is_above_0(value[key]) for key in value)
-
-
-def _are_names(value: Any) -> bool:
-    """Whether these name arguments whose text may be shown; PostgreSQL keeps no U+0000 and no lone surrogate."""
-    names = [value] if isinstance(value, str) else value
-    return (isinstance(names, Sequence) and bool(names)) and all(
-        isinstance(name, str) and name != "" and name.isprintable() and not masking.is_secret(name, "text")
-        for name in names
-    )
-
-
-def _is_whole(most: int) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, int) and 1 <= value <= most
-
-
-def _is_0_or_above(value: Any) -> bool:
-    return value == 0 or _is_above_0(value)
-
-
-_NUMBER = (ValueError, _is_above_0, "a number above 0, or None")
-_BOOL = (TypeError, lambda v: isinstance(v, bool), "True or False")
-_SCHEDULE = "a cron text or a dict of a schedule's words, or None"
-_MODEL = "a model, a subclass of pydantic.BaseModel, or None"
-_LIMITS = f"up to {LIMITS_MOST} different names of 1 to {LIMIT_NAME} characters in a list, or None"
-# What each option should be where it is given, and the error for anything else.
-_OPTIONS: dict[str, tuple[type[Exception], Callable[[Any], bool], str]] = {
-    "logs": _BOOL,
-    "spares_attempts": _BOOL,
-    "timeout_sec": _NUMBER,
-    "max_memory_mb": _NUMBER,
-    "batch_size": (ValueError, _is_whole(BATCH_MOST), f"a whole number from 1 to {BATCH_MOST}, or None"),
-    "max_attempts": (ValueError, _is_whole(ATTEMPTS_MOST), "a whole number of 1 or more, or None"),
-    "retry_in": (TypeError, callable, "a function of the attempt, such as retries.linear(30), or None"),
-    "on_exhausted": (TypeError, callable, "a function of the job's args, or None"),
-    "stall_sec": (ValueError, _is_0_or_above, "0 for never or a number of seconds above it, or None"),
-    "prepare": (TypeError, callable, "a function of args, or of args and context, or None"),
-    "prepare_sec": (ValueError, _is_above_0, "a number above 0"),
-    "timeout_factor": (TypeError, lambda v: callable(v) or _are_factors(v), 'a function, or {"*70b*": 1.5}, or None'),
-    "affinity": (ValueError, _are_names, "the name of an argument that is no secret, or several, or None"),
-    "memory_mb": (ValueError, _is_0_or_above, "a number of MB, 0 for none, or None"),
-    "cpus": (ValueError, _is_0_or_above, "a number of processors, 0 for none, or None"),
-    "schedule": (TypeError, lambda v: isinstance(v, str | Mapping), _SCHEDULE),
-    "limits": (ValueError, _are_limits, _LIMITS),
-    "args": (TypeError, lambda v: isinstance(v, type) and issubclass(v, BaseModel), _MODEL),
-    "on_stall": (ValueError, ON_STALL.__contains__, " or ".join(map(repr, ON_STALL))),
-}
 
 
 def _wants_context(task: str, function: Callable[..., Any]) -> bool:

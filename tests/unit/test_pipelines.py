@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import Callable
 from datetime import date, datetime
 from time import process_time
@@ -91,31 +92,26 @@ def test_the_limits_of_a_pipeline() -> None:
     assert (registry.LIMITS_MOST, registry.LIMIT_NAME) == (fields.LIMITS_MOST, fields.LIMIT_NAME)
 
 
-FEW_NAMES = "limits should be up to 8 different names of 1 to 100 characters"
-ARGUMENT = "affinity should be the name of an argument that is no secret, "
-
-
 @pytest.mark.parametrize(
-    ("option", "bad", "error"),
+    ("option", "bad"),
     [
-        *(("limits", bad, FEW_NAMES) for bad in ("oracle", 7, {"m"}, [""], ["m", 7], ["m", "m"], ["a\0"], ["m" * 101])),
-        ("limits", list("abcdefghi"), FEW_NAMES),
-        *(("affinity", bad, ARGUMENT) for bad in ("", 7, b"m", {"m"}, [], ["m", ""], ["m", 7], "a\0", "\ud800")),
-        ("affinity", "api_key", ARGUMENT),
-        ("prepare", 3, "prepare should be a function of args, or of args and context, or None, not 3"),
-        ("prepare", lambda: None, "should be callable as f"),
-        ("prepare_sec", 0, "prepare_sec should be a number above 0, not 0"),
-        ("timeout_factor", {"*": 0}, "timeout_factor should be a function, or"),
-        ("timeout_factor", 1.5, "timeout_factor should be a function, or"),
-        ("stall_sec", -1, "stall_sec should be 0 for never or a number of seconds above it"),
-        ("on_stall", "kill", "on_stall should be 'report' or 'retry', not 'kill'"),
-        ("batch_size", 0, "batch_size should be a whole number from 1 to 1000"),
+        *(("limits", bad) for bad in ("oracle", 7, {"m"}, [""], ["m", 7], ["m", "m"], ["a\0"], ["m" * 101])),
+        ("limits", list("abcdefghi")),
+        *(("affinity", bad) for bad in ("", 7, b"m", {"m"}, [], ["m", ""], ["m", 7], "a\0", "\ud800", "api_key")),
+        *(("timeout_factor", bad) for bad in ({"*": 0}, {1: 2}, 1.5)),
+        *(("prepare", 3), ("prepare_sec", 0), ("timeout_sec", math.inf), ("stall_sec", -1), ("stall_sec", math.nan)),
+        *(("on_stall", "kill"), ("batch_size", 0), ("batch_size", 1.0), ("logs", 1), ("cpus", "1"), ("args", dict)),
     ],
 )
-def test_a_wrong_option_is_refused(option: str, bad: Any, error: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=f"^pipeline 't.*{error}"):
+def test_a_wrong_option_is_refused(option: str, bad: Any) -> None:
+    with pytest.raises(ValueError, match=f"^pipeline 't': {option}: "):
         register("t", **{option: bad})(plain)
     assert pipelines.tasks() == []
+
+
+def test_a_preparation_that_cannot_be_called_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"^pipeline 't \(prepare\)' should be callable as f"):
+        register("t", prepare=lambda: None)
 
 
 def test_a_stop_iteration_of_a_plain_function_is_called_the_pipelines() -> None:
@@ -179,7 +175,7 @@ def test_no_part_of_a_secret_has_an_example_in_the_schema() -> None:
 
 @pytest.mark.parametrize("wrong", [dict, Load(day=date(2026, 1, 1)), "Load"])
 def test_what_is_no_model_is_refused_at_the_registration(wrong: Any) -> None:
-    with pytest.raises(TypeError, match=r"pipeline 'load': args should be a model, a subclass of pydantic\.BaseModel"):
+    with pytest.raises(ValueError, match="pipeline 'load': args: Input should be a subclass of BaseModel"):
         register("load", args=wrong)
 
 

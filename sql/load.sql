@@ -77,7 +77,7 @@ INSERT INTO {table} AS old ({columns})
 SELECT {new_columns} FROM {last} AS new LEFT JOIN {table} AS old ON {match}
  WHERE NOT ({match}) IS TRUE OR {differs}
  ORDER BY {new_key}
-ON CONFLICT ({key}) {on_conflict};
+ON CONFLICT ({key}) DO UPDATE SET {changes} WHERE {conflicts};
 
 -- name: append
 INSERT INTO {table} ({columns}) SELECT {columns} FROM {staging} ORDER BY ctid;

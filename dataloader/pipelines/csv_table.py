@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, LiteralString, NamedTuple
 from uuid import UUID
@@ -182,8 +182,8 @@ class Place(NamedTuple):
     repeated_headers: int = 0
 
 
-Text = str | Rejected | Block
-Item = Text | Batch
+Text = str | Block
+Item = Text | Rejected | Batch
 
 
 class _OtherTypesError(RuntimeError):
@@ -444,7 +444,7 @@ class _Load:
                 elif not table.takes_copy():
                     raise _NotDirectlyError
                 yield from self._copied(table, table.items(self._source.begin))
-                return (yield from self._end(table, is_filled, is_direct or self._wanted.mode == "append"))
+                return (yield from self._end(table, is_filled))
         except (errors.UniqueViolation, errors.ForeignKeyViolation) as e:
             # A key is in the file twice, or a foreign key's row comes later.
             if not is_direct or (self._wanted.mode == "append" and isinstance(e, errors.UniqueViolation)):
@@ -494,9 +494,7 @@ class _Load:
                 yield Progress(self._source.place().records, self._source.expected)
         self._source.require_unchanged()
 
-    def _end(
-        self, table: Table, is_filled: bool = False, is_saved: bool = True
-    ) -> Generator[Progress | None, None, Progress]:
+    def _end(self, table: Table, is_filled: bool = False) -> Generator[Progress | None, None, Progress]:
         """Write the staged rows to the target unless COPY has filled it; returns the counts, the job's result."""
         end, read = self._source.place(), time.monotonic()
         counts: dict[str, Any] = dict.fromkeys(_COUNTS, 0) | {"inserted": table.copied}
@@ -509,8 +507,7 @@ class _Load:
         counts |= {"bytes": self._source.bytes_read, "seconds": seconds}
         result = Progress(end.records, end.records, **counts)
         self._finish(table.conn)
-        if is_saved:
-            self._save(counts=result)
+        self._save(counts=result)
         return result
 
     def _save(self, **more: Any) -> None:
@@ -547,15 +544,16 @@ class Table:
         if not self._schema:
             raise PermanentError(f"table: there is no schema for {wanted.table}; does PG_SCHEMA exist?")
         schema, _, name = wanted.table.rpartition(".")
-        self._is_elsewhere = schema not in ("", self._schema)
+        schema = schema or self._schema
         # An unqualified `pg_class` would mean PostgreSQL's own.
-        table, rejects = (sql.Identifier(schema or self._schema, name + end) for end in ("", _REJECTS))
+        table, rejects = (sql.Identifier(schema, name + end) for end in ("", _REJECTS))
         lasting, lasting_rejects = (sql.Identifier(self._schema, self._staging + end) for end in ("", _REJECTS))
         values = [column for column in source.columns if column not in wanted.key]
         back = [wanted.deleted_column] if wanted.delete_missing == "soft" else []  # NULL in a row that comes back
         # The values of the names in braces in the statements.
         self._parts: dict[str, sql.Composable] = {
             **{"table": table, "table_name": sql.Literal(table.as_string()), "name": sql.Identifier(name)},
+            **{"schema": sql.Identifier(schema), "moved": sql.Identifier(schema, self._staging)},
             **{"rejects": rejects, "rejects_name": sql.Literal(rejects.as_string())},
             **{"lasting": lasting, "lasting_rejects": lasting_rejects},
             "delimiter": sql.Literal(source.delimiter),
@@ -571,17 +569,11 @@ class Table:
         }
         self._place_staging(*((self._schema, "UNLOGGED") if is_lasting else ("pg_temp", "TEMPORARY")))
 
-        def differs(new: LiteralString) -> sql.Composed:
-            row = [self._composed("differs", new_values=joined(new, values))] if values else []
-            return sql.SQL(" OR ").join(row + [_formatted("old.{} IS NOT NULL", name) for name in back])
-
-        if values or back:
-            update: LiteralString = "DO UPDATE SET {changes} WHERE {differs}"
-            changes = joined("{0} = excluded.{0}", values + back)
-            conflict = self._composed(update, changes=changes, differs=differs("excluded.{}"))
-            self._parts |= {"differs": differs("new.{}"), "on_conflict": conflict}
-        else:  # all columns are the key: equal keys are equal rows
-            self._parts |= {"differs": sql.SQL("false"), "on_conflict": sql.SQL("DO NOTHING")}
+        # Without values all columns are the key: equal keys are equal rows, for no ROW() differs from another.
+        returns = [_formatted("old.{} IS NOT NULL", name) for name in back]
+        for name, new in (("differs", joined("new.{}", values)), ("conflicts", joined("excluded.{}", values))):
+            self._parts[name] = sql.SQL(" OR ").join([self._composed("differs", new_values=new), *returns])
+        self._parts["changes"] = joined("{0} = excluded.{0}", [*values, *back] or wanted.key)
 
     def _place_staging(self, schema: str, lifetime: LiteralString) -> None:
         staging = sql.Identifier(schema, self._staging)
@@ -590,19 +582,18 @@ class Table:
         self._parts["staged_rejects"] = sql.Identifier(schema, self._staging + _REJECTS)
 
     def find(self) -> bool:
-        """True if the staging table can become the missing target; else create or change the target as needed.
+        """True if there is no target, so that the staging table becomes it; else change the target as needed.
 
         Raises PermanentError when the table does not fit the records.
         """
         if not self._value("kind"):
             self._lock()
-        if not self._value("kind"):
-            if self._value("is_future"):
-                return True
-            self._execute("CREATE TABLE {table} ({typed})")
-            self._complete()
-        self._change()
-        return False
+        if self._value("kind"):
+            self._change()
+            return False
+        if not self._value("is_future"):
+            raise _OtherTypesError("the table has gone since the rows were staged; the next run begins anew")
+        return True
 
     def columns(self, name: str = "table_name") -> dict[str, str]:
         """The columns of the target, or of its staging table, with their types; none where it is missing."""
@@ -647,7 +638,7 @@ class Table:
         self._execute("DROP TABLE IF EXISTS {lasting}, {lasting_rejects}")
         existing = self._fitting() if self._value("kind") else {}
         self._source.in_target = existing
-        if not existing and not self._is_elsewhere:
+        if not existing:
             self._place_staging(self._schema, "")  # the staging table becomes the target
         like = "LIKE {table} INCLUDING CONSTRAINTS" if existing else "{typed}"
         self._execute("stage", like=self._composed(like))
@@ -695,21 +686,13 @@ class Table:
         number, first = next(items, (0, None))
         self.is_done = first is None
         if not isinstance(first, Batch):
-            self._copy_as_text(self._batch(items if first is None else chain([(number, first)], items)))
+            self._copy_as_text(items if first is None else chain([(number, first)], items))
         elif not first.binary or not self._copied_in_binary(first.binary):
             singles = first.block().singles(number)  # behind wrong rows a batch is smaller than a Batch
-            while batch := [*islice(singles, self.batch_rows)]:
-                self._copy_as_text(iter(batch))
+            while (single := next(singles, None)) is not None:
+                self._copy_as_text(chain([single], singles))
+            self.is_done = False
         return self._source.place().records - before
-
-    def _copy_as_text(self, batch: Iterator[tuple[int, Text]]) -> None:
-        try:
-            if self._wanted.max_errors:
-                self._copy_without_rejects(batch)
-            else:
-                self._copy(batch)
-        except psycopg.Error as e:
-            raise self._located(e) from None
 
     def _copied_in_binary(self, parts: Sequence[Any]) -> bool:
         """True if PostgreSQL takes the binary rows. Else `copy` sends them as text: its errors name a row."""
@@ -724,47 +707,49 @@ class Table:
         self.copied += self._cursor.rowcount
         return True
 
-    def _batch(self, items: Iterator[tuple[int, Item]]) -> Iterator[tuple[int, Text]]:
+    def _batch(
+        self, items: Iterator[tuple[int, Item]], rejects: list[tuple[int, Rejected]]
+    ) -> Iterator[tuple[int, Text]]:
+        """The records of one COPY; those that their reader refuses go to `rejects`."""
         rows = size = 0
         for number, item in items:
             if isinstance(item, str):  # most are
                 yield number, item
                 rows, size = rows + 1, size + len(item) + _RECORD_SIZE
+            elif isinstance(item, Rejected):
+                rejects.append((number, item))
+                rows, size = rows + 1, size + len(item.text)
             else:
-                other = item.block() if isinstance(item, Batch) else item  # it follows records of another file
-                yield number, other
-                rows, size = rows + (other.records if isinstance(other, Block) else 1), size + len(other.text)
-            if rows >= self.batch_rows or size > _BATCH_SIZE:
+                block = item.block() if isinstance(item, Batch) else item  # it follows records of another file
+                yield number, block
+                rows, size = rows + block.records, size + len(block.text)
+            if rows >= self.batch_rows or size > _BATCH_SIZE or len(rejects) > self._wanted.max_errors:
                 return
         self.is_done = True
 
-    def _copy_without_rejects(self, batch: Iterator[tuple[int, Text]]) -> None:
-        """Copy the batch; stage each record that reader or PostgreSQL refuses, with the reason."""
+    def _copy_as_text(self, items: Iterator[tuple[int, Item]]) -> None:
+        """Copy the next batch; stage each record that its reader or PostgreSQL refuses, with the reason.
+
+        Raises the error of the first record beyond `max_errors`.
+        """
         rejects: list[tuple[int, Rejected]] = []
-
-        def accepted() -> Iterator[tuple[int, Text]]:
-            for number, item in batch:
-                if isinstance(item, Rejected):
-                    rejects.append((number, item))
-                else:
-                    yield number, item
-
-        rows = accepted()
-        while len(rejects) <= self._wanted.max_errors:
+        rows = self._batch(items, rejects)
+        while True:
             try:
                 with self.conn.transaction():
                     self._copy(rows)
                 break
-            except (psycopg.DataError, psycopg.IntegrityError) as e:
-                left = [*rows]
-                if len(rejects) > self._wanted.max_errors:
-                    break  # those of the reader alone
-                if not (match := self._reported(e)):
+            except psycopg.Error as e:
+                left, match = [*rows], self._reported(e)
+                is_twice = isinstance(e, errors.UniqueViolation) and self._wanted.mode != "append"  # for `_at_once`
+                if not match or is_twice or not is_permanent(e):
                     raise
                 at = self._fault(int(match[1]))
                 good, ((number, text), *behind) = self._sent[:at], self._sent[at:]
-                self._copy(good)  # PostgreSQL checks records in their order
                 rejects.append((number, Rejected(self._reason(e, match[2]), str(text))))
+                if len(rejects) > self._wanted.max_errors:
+                    break
+                self._copy(good)  # PostgreSQL checks records in their order
                 rows = iter(behind + left)
         # Larger batches are quicker until they have wrong rows.
         rows_next = max(_REPEATED_ROWS, self.batch_rows // 2) if rejects else self.batch_rows * 2
@@ -773,11 +758,12 @@ class Table:
             self._reject(sorted(rejects))
 
     def _reject(self, rejects: list[tuple[int, Rejected]]) -> None:
-        left = self._wanted.max_errors - self._value("SELECT count(*) FROM {staged_rejects}")
+        most = self._wanted.max_errors
+        left = most - self._value("SELECT count(*) FROM {staged_rejects}") if most else 0
         if len(rejects) > left:
-            number, record = rejects[left]
-            reason = f"{record.reason}; more rows are wrong than max_errors allows ({self._wanted.max_errors})"
-            raise self._source.error(number, reason)
+            number, (reason, text) = rejects[left]
+            reason += f"; more rows are wrong than max_errors allows ({most})" if most else ""
+            raise self._source.error(number, reason, len(_LINE_ENDS.findall(text)))
         rows = [
             (*self._source.where(number), text.replace("\0", "\ufffd").encode("utf-8", "replace").decode(), reason)
             for number, (reason, text) in rejects
@@ -804,8 +790,6 @@ class Table:
             with self._cursor.copy(self._composed("copy")) as copy:
                 copy.write(b"\n")  # the header
                 for number, item in items:
-                    if isinstance(item, Rejected):
-                        raise self._source.error(number, item.reason)
                     numbers.append(number)
                     sent.append(item)
                     # A call per record would be slow too.
@@ -931,7 +915,8 @@ class Table:
         """Make the staging table the target, which is quicker than to write the rows once more."""
         wanted, duplicates = self._wanted, 0
         self._execute("ALTER TABLE {staging} RESET (autovacuum_enabled)")
-        self._execute("ALTER TABLE {staging} RENAME TO {name}")
+        self._execute("ALTER TABLE {staging} SET SCHEMA {schema}")
+        self._execute("ALTER TABLE {moved} RENAME TO {name}")
         try:
             with self.conn.transaction():
                 self._complete()
@@ -1015,15 +1000,6 @@ class Table:
             # A cast would change values without a word: 1.5 would become 2.
             names = _listed(others)
             raise _OtherTypesError(f"{names}: other types since the rows were staged; the next run begins anew")
-
-    def _located(self, error: psycopg.Error) -> Exception:
-        """The error to raise for an error of COPY: it names source, line and column, and quotes no value."""
-        match = self._reported(error)
-        is_twice = isinstance(error, errors.UniqueViolation) and self._wanted.mode != "append"  # for `_at_once`
-        if not match or is_twice or not is_permanent(error):
-            return error
-        number, item = self._sent[self._fault(int(match[1]))]
-        return self._source.error(number, self._reason(error, match[2]), len(_LINE_ENDS.findall(str(item))))
 
     def _fault(self, reported: int) -> int:
         """The place of the record in `_sent` whose last line COPY reports; line 1 is the header.

@@ -19,7 +19,7 @@ SELECT array_agg(a.attname::text)
 
 -- name: lock
 -- Locks of two integers are distinct from the locks of one bigint that workers hold for their jobs' keys.
-SELECT pg_try_advisory_xact_lock(hashtext('load.csv'), hashtext({table_name}));
+SELECT pg_advisory_xact_lock(hashtext('load.csv'), hashtext({table_name}));
 
 -- name: stage
 -- The target's types, checks and NOT NULL make COPY refuse every record that the target would, and name its line. An
@@ -32,10 +32,12 @@ CREATE {lifetime} TABLE {staging} ({like}) WITH (autovacuum_enabled = false);
 CREATE {lifetime} TABLE {staged_rejects} (file text, line bigint, row text, reason text);
 
 -- name: left_over
--- The staging tables of jobs that have ended without their last transaction: canceled, lost, failed.
+-- The staging tables of earlier runs of this job, and of jobs that have ended without their last transaction: canceled,
+-- lost, failed.
 SELECT tablename FROM pg_tables
  WHERE schemaname = current_schema() AND tablename ~ '^dl_load_csv_[0-9a-f]{{32}}(_rejects)?$' AND NOT EXISTS (
-   SELECT FROM dl_fence WHERE job_id = substr(tablename, 13, 32)::uuid AND raised_at > now() - interval '7 days');
+   SELECT FROM dl_fence WHERE job_id = substr(tablename, 13, 32)::uuid AND job_id <> {job_id}
+      AND raised_at > now() - interval '7 days');
 
 -- name: is_future
 -- Whether the staging table can become the target.

@@ -29,7 +29,7 @@ from dataloader.pipelines import Context, PermanentError, Progress, Retry, files
 from dataloader.pipelines import state as states
 from dataloader.pipelines.context import Execution
 from dataloader.pipelines.http import Unreachable
-from dataloader.pipelines.rows import Unsaved, followed
+from dataloader.pipelines.rows import followed
 from dataloader.queue import db
 
 commands = base.Group()
@@ -51,7 +51,7 @@ def _refusing() -> AbstractContextManager[None]:
 # --- one load ---
 
 
-class _Alone(Unsaved):
+class _Alone:
     """The run of a load without a farm: no later run goes on with it. A plan reads the target alone."""
 
     stop_reason = None
@@ -61,6 +61,12 @@ class _Alone(Unsaved):
 
     def must_stop(self) -> bool:
         return False
+
+    def begin_at(self) -> None:
+        return None
+
+    def save(self, checkpoint: dict[str, Any]) -> None:
+        pass
 
     @contextmanager
     def transaction(self, dsn: str | None) -> Iterator[db.Conn]:

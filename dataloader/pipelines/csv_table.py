@@ -31,7 +31,7 @@ from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import tuple_row
 from pydantic import AfterValidator, Field
 
-from dataloader.pipelines import Arguments, Context, FilePath, PermanentError, Progress, rest
+from dataloader.pipelines import Arguments, Context, FilePath, PermanentError, Progress
 from dataloader.queue import db
 
 PART_BYTES = 8 * 2**20  # of a small file, which comes at once
@@ -56,7 +56,6 @@ _ALIASES = {
     **{"int2": "smallint", "int": "integer", "int4": "integer", "int8": "bigint"},
     **{"decimal": "numeric", "float4": "real", "float8": "double precision"},
 }
-_LOCK_PAUSE = 0.2  # seconds between two tries for the lock, while another load creates the table
 
 # SQLSTATE classes of what another attempt may heal: the connection, a failover, a conflict, a limit or a fault of the
 # server; and what another session has just created. Any other error is one of the data, the table, its functions or our
@@ -352,19 +351,19 @@ def opened(folder: Path, path: str) -> int:
 
 
 def load(
-    context: Context, wanted: Target, source: Source, finish: Finish | None = None
+    context: Context, wanted: Target, source: Source, finish: Finish | None = None, is_job: bool = True
 ) -> Generator[Progress | None, None, Progress]:
     """Bring the source's records into the table in the wanted mode; return what was counted: the job's result.
 
-    The table changes in one transaction, and `finish` is called at its end, on its connection. A job has one load: its
-    checkpoint says how far the load is. Raises PermanentError for what the table refuses, and psycopg.Error for what
-    another attempt may heal.
+    The table changes in one transaction, and `finish` is called at its end, on its connection. Unless the load
+    `is_job`, all that its job does, it leaves the job's checkpoint alone. Raises PermanentError for what the table
+    refuses, and psycopg.Error for what another attempt may heal.
     """
     if source.size and not (source.total or source.has_parts):
         source.count()
     _require_sense(wanted, source)
     with permanent(f"{source.origin} into {wanted.table}", wanted.table, source.columns):
-        return (yield from _Load(context, wanted, source, finish).steps())
+        return (yield from _Load(context, wanted, source, finish, is_job).steps())
 
 
 def _require_sense(wanted: Target, source: Source) -> None:
@@ -411,13 +410,15 @@ def _again(counts: dict[str, Any]) -> Progress:
 class _Load:
     """One load, and the ways by which its records come to the table."""
 
-    def __init__(self, context: Context, wanted: Target, source: Source, finish: Finish | None) -> None:
-        self._context, self._wanted, self._source = context, wanted, source
+    def __init__(self, context: Context, wanted: Target, source: Source, finish: Finish | None, is_job: bool) -> None:
+        self._context, self._wanted, self._source, self._is_job = context, wanted, source, is_job
         self._finish = finish or (lambda conn: None)
         self._began = time.monotonic()
 
     def steps(self) -> Generator[Progress | None, None, Progress]:
         """Load by the quickest way; all ways have the same result."""
+        if not self._is_job:
+            return (yield from self._at_once())
         if (counts := appended(self._context, self._wanted)) is not None:
             return counts
         # A file can be read again by another way.
@@ -507,7 +508,8 @@ class _Load:
         counts |= {"bytes": self._source.bytes_read, "seconds": seconds}
         result = Progress(end.records, end.records, **counts)
         self._finish(table.conn)
-        self._save(counts=result)
+        if self._is_job:
+            self._save(counts=result)
         return result
 
     def _save(self, **more: Any) -> None:
@@ -547,7 +549,6 @@ class Table:
         schema = schema or self._schema
         # An unqualified `pg_class` would mean PostgreSQL's own.
         table, rejects = (sql.Identifier(schema, name + end) for end in ("", _REJECTS))
-        lasting, lasting_rejects = (sql.Identifier(self._schema, self._staging + end) for end in ("", _REJECTS))
         values = [column for column in source.columns if column not in wanted.key]
         back = [wanted.deleted_column] if wanted.delete_missing == "soft" else []  # NULL in a row that comes back
         # The values of the names in braces in the statements.
@@ -555,7 +556,6 @@ class Table:
             **{"table": table, "table_name": sql.Literal(table.as_string()), "name": sql.Identifier(name)},
             **{"schema": sql.Identifier(schema), "moved": sql.Identifier(schema, self._staging)},
             **{"rejects": rejects, "rejects_name": sql.Literal(rejects.as_string())},
-            **{"lasting": lasting, "lasting_rejects": lasting_rejects},
             "delimiter": sql.Literal(source.delimiter),
             "columns": joined("{}", source.columns),
             "new_columns": joined("new.{}", source.columns),
@@ -587,7 +587,7 @@ class Table:
         Raises PermanentError when the table does not fit the records.
         """
         if not self._value("kind"):
-            self._lock()
+            self._patiently("lock")
         if self._value("kind"):
             self._change()
             return False
@@ -598,12 +598,6 @@ class Table:
     def columns(self, name: str = "table_name") -> dict[str, str]:
         """The columns of the target, or of its staging table, with their types; none where it is missing."""
         return dict(self._execute("columns", table_name=self._parts[name]).fetchall())
-
-    def _lock(self) -> None:
-        """Wait for the lock under which a load creates a table."""
-        while not self._value("lock"):
-            for _ in rest(_LOCK_PAUSE):
-                self._check()
 
     def takes_copy(self) -> bool:
         """Whether COPY may fill the target itself: it appends, or the target is empty; then no other load writes to it.
@@ -633,9 +627,6 @@ class Table:
         """Make the staging table anew, as the target is now; while there is no target, of the source's types."""
         for (name,) in self._execute("left_over").fetchall():
             self._execute("DROP TABLE IF EXISTS {left}", left=sql.Identifier(self._schema, name))
-        self.drop_staging()
-        # An earlier run may have committed a part, of a file that was larger.
-        self._execute("DROP TABLE IF EXISTS {lasting}, {lasting_rejects}")
         existing = self._fitting() if self._value("kind") else {}
         self._source.in_target = existing
         if not existing:
@@ -774,7 +765,7 @@ class Table:
         """Move the rejected records to the target's own table of them; returns their number."""
         if not self._wanted.max_errors:
             return 0
-        self._lock()
+        self._patiently("lock")
         if self._value("SELECT to_regclass({rejects_name}) IS NULL"):
             self._execute("create_rejects")
             for (statement,) in self._execute("rights_to_rejects").fetchall():

@@ -10,11 +10,10 @@ import json
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
-from dataclasses import replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from itertools import chain, islice
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 import psycopg
@@ -22,7 +21,6 @@ from psycopg.adapt import PyFormat, Transformer
 
 from dataloader.pipelines import Context, PermanentError, Progress, csv_table, parquet, validated
 from dataloader.pipelines.columns import Reader, Values, kind_of
-from dataloader.pipelines.context import Execution
 from dataloader.pipelines.csv_table import (
     UNSEEN,
     FileSource,
@@ -83,13 +81,12 @@ def load(
             if finish:
                 finish(conn)
         return {"processed": 0, "total": 0}
-    apart = replace(context, _run=cast(Execution, Unsaved(context._run)))
 
     def report(step: Progress) -> None:
         # A page of an API is a small load; its pipeline reports the pages itself.
         context.progress(step) if step["processed"] >= wanted.batch_rows else context.check()
 
-    return followed(csv_table.load(apart, wanted, source, finish), report)
+    return followed(csv_table.load(context, wanted, source, finish, is_job=False), report)
 
 
 def followed(steps: Generator[Progress | None, None, Progress], each: Callable[[Progress], None]) -> dict[str, Any]:
@@ -100,22 +97,6 @@ def followed(steps: Generator[Progress | None, None, Progress], each: Callable[[
                 each(next(steps) or Progress(0))
             except StopIteration as e:
                 return dict(e.value)
-
-
-class Unsaved:
-    """The run behind a load without a checkpoint of its own: that of the job is the pipeline's."""
-
-    def __init__(self, run: Any) -> None:
-        self._run = run
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._run, name)
-
-    def begin_at(self) -> None:
-        return None
-
-    def save(self, checkpoint: dict[str, Any]) -> None:
-        """Save nothing."""
 
 
 class Rows(Source):

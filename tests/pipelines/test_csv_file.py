@@ -498,6 +498,7 @@ def test_links_and_absolute_paths_within_the_folder(run: Run, tmp_path: Path, ro
 # Two at once
 
 
+@pytest.mark.usefixtures("silence_is_safe")
 def test_two_loads_that_both_create_the_table(context: Context, rows: Rows, dsn: str) -> None:
     (context.data_dir / "f.csv").write_text("id\n1\n")
     with psycopg.connect(dsn) as other:

@@ -1,7 +1,21 @@
 -- Reports for people; called by the functions of the same name in dataloader/queue/reports/stats.py. None changes a job.
 
--- name: live
--- In the place of {live}: who runs and serves, and what the reaper has predicted (ix_dl_predictions_open).
+-- name: queues
+-- A row for each queue with queued, running or dead jobs, a setting or a live worker. The cost does not grow with the queue:
+-- loose scans, each count ends at `most` and then takes what the reaper noted within ten minutes. Scans come from an index's
+-- end, where the living jobs are. Served by ix_dl_jobs_claim, ix_dl_jobs_time, ix_dl_jobs_retried, ix_dl_jobs_dead,
+-- ix_dl_jobs_running, ix_dl_jobs_order and ix_dl_predictions_open. With `most` 0 all is as it was noted, whenever that was.
+WITH RECURSIVE
+waiting (queue) AS (
+  SELECT max(queue) FROM dl_jobs WHERE status = 'queued' AND %(most)s > 0
+  UNION ALL
+  SELECT (SELECT max(queue) FROM dl_jobs WHERE status = 'queued' AND queue < waiting.queue)
+    FROM waiting WHERE queue IS NOT NULL),
+dead (queue) AS (
+  SELECT max(queue) FROM dl_jobs WHERE status IN ('failed', 'lost') AND %(most)s > 0
+  UNION ALL
+  SELECT (SELECT max(queue) FROM dl_jobs WHERE status IN ('failed', 'lost') AND queue < dead.queue)
+    FROM dead WHERE queue IS NOT NULL),
 running AS (SELECT queue, count(*) AS busy FROM dl_jobs WHERE status = 'running' GROUP BY queue),
 serving AS (
   SELECT queue, count(*) AS workers, count(*) FILTER (WHERE state = 'stopped') AS stopped FROM dl_served
@@ -9,48 +23,29 @@ serving AS (
 risks AS (
   SELECT queue, count(*) AS at_risk FROM dl_predictions
    WHERE ended_at IS NULL AND deadline IS NOT NULL AND (expected_at > deadline OR deadline < now()) GROUP BY queue),
-
--- name: of_settings
-coalesce(workers, 0) AS workers, coalesce(stopped, 0) AS stopped, coalesce(at_risk, 0) AS at_risk, paused_at, paused_by, max_length,
-       coalesce(ordered, false) AS ordered, coalesce(merge, false) AS merge, coalesce(merge_limit, 1000) AS merge_limit, batch,
-       coalesce(on_dead, 'continue') AS on_dead, fair_by;
-
--- name: queues
--- A row for each queue with queued, running or dead jobs, a setting or a live worker. The cost does not grow with the queue:
--- loose scans, each count ends at `most` and then takes what the reaper noted within ten minutes. Scans come from an index's
--- end, where the living jobs are. Served by ix_dl_jobs_claim, ix_dl_jobs_time, ix_dl_jobs_retried, ix_dl_jobs_dead,
--- ix_dl_jobs_running and ix_dl_jobs_order.
-WITH RECURSIVE
-waiting (queue) AS (
-  SELECT max(queue) FROM dl_jobs WHERE status = 'queued'
-  UNION ALL
-  SELECT (SELECT max(queue) FROM dl_jobs WHERE status = 'queued' AND queue < waiting.queue)
-    FROM waiting WHERE queue IS NOT NULL),
-dead (queue) AS (
-  SELECT max(queue) FROM dl_jobs WHERE status IN ('failed', 'lost')
-  UNION ALL
-  SELECT (SELECT max(queue) FROM dl_jobs WHERE status IN ('failed', 'lost') AND queue < dead.queue)
-    FROM dead WHERE queue IS NOT NULL),
-{live}
+noted AS (
+  SELECT queue, length AS noted_length, scheduled AS noted_scheduled, retries AS noted_retries, dead AS noted_dead,
+         keys AS noted_keys, lag_sec AS noted_lag_sec, counted_at
+    FROM dl_lengths WHERE counted_at > now() - interval '10 min' OR %(most)s = 0),
 known AS (
   SELECT queue FROM waiting UNION SELECT queue FROM dead UNION SELECT queue FROM running UNION SELECT queue FROM serving
-  UNION SELECT queue FROM dl_queues WHERE paused_at IS NOT NULL OR max_length IS NOT NULL OR ordered)
+  UNION SELECT queue FROM dl_queues WHERE paused_at IS NOT NULL OR max_length IS NOT NULL OR ordered
+  UNION SELECT queue FROM noted WHERE %(most)s = 0)
 SELECT queue, length, scheduled, retries, coalesce(busy, 0) AS busy, dead,
        -- At most 30 years, for clients compute with it: the times of another service's job may be infinite.
-       least(1e9, greatest(0, extract(epoch FROM now() - (
-         SELECT dl_readable(greatest(j.available_at, j.created_at)) FROM dl_jobs j
-          WHERE j.queue = known.queue AND status = 'queued' AND blocked_on IS DISTINCT FROM 'time'
-          ORDER BY j.queue, j.available_at LIMIT 1)), 0))::float8 AS lag_sec,
-       {of_settings},
-       CASE WHEN ordered THEN {keys_of} END AS keys,
+       CASE WHEN %(most)s = 0 THEN coalesce(noted_lag_sec, 0)
+            ELSE least(1e9, greatest(0, extract(epoch FROM now() - (
+              SELECT dl_readable(greatest(j.available_at, j.created_at)) FROM dl_jobs j
+               WHERE j.queue = known.queue AND status = 'queued' AND blocked_on IS DISTINCT FROM 'time'
+               ORDER BY j.queue, j.available_at LIMIT 1)), 0))::float8 END AS lag_sec,
+       coalesce(workers, 0) AS workers, coalesce(stopped, 0) AS stopped, coalesce(at_risk, 0) AS at_risk, paused_at, paused_by,
+       max_length, coalesce(ordered, false) AS ordered, coalesce(merge, false) AS merge,
+       coalesce(merge_limit, 1000) AS merge_limit, batch, coalesce(on_dead, 'continue') AS on_dead, fair_by,
+       CASE WHEN ordered THEN CASE WHEN %(most)s = 0 THEN noted_keys ELSE {keys_of} END END AS keys,
        noted_length, noted_scheduled, noted_retries, noted_dead, noted_keys, counted_at
   FROM known
   LEFT JOIN running USING (queue) LEFT JOIN serving USING (queue) LEFT JOIN risks USING (queue)
-  LEFT JOIN dl_queues USING (queue)
-  LEFT JOIN (
-    SELECT queue, length AS noted_length, scheduled AS noted_scheduled, retries AS noted_retries, dead AS noted_dead,
-           keys AS noted_keys, counted_at
-      FROM dl_lengths WHERE counted_at > now() - interval '10 min') noted USING (queue)
+  LEFT JOIN dl_queues USING (queue) LEFT JOIN noted USING (queue)
   CROSS JOIN LATERAL (SELECT count(*) AS length FROM (
     SELECT FROM dl_jobs j WHERE j.queue = known.queue AND status = 'queued'
      ORDER BY j.queue DESC, available_at DESC LIMIT %(most)s) n) a
@@ -64,21 +59,6 @@ SELECT queue, length, scheduled, retries, coalesce(busy, 0) AS busy, dead,
     SELECT FROM dl_jobs j WHERE j.queue = known.queue AND status IN ('failed', 'lost')
      ORDER BY j.queue DESC, finished_at DESC LIMIT %(most)s) n) d
  WHERE queue IS NOT NULL;
-
--- name: queues_as_noted
--- The same without a look at any queue, where counting takes too long: vacuum is held back or the server has too much to do.
-WITH {live}
-known AS (
-  SELECT queue FROM dl_lengths UNION SELECT queue FROM running UNION SELECT queue FROM serving
-  UNION SELECT queue FROM dl_queues WHERE paused_at IS NOT NULL OR max_length IS NOT NULL OR ordered)
-SELECT queue, coalesce(length, 0) AS length, coalesce(scheduled, 0) AS scheduled, coalesce(retries, 0) AS retries,
-       coalesce(busy, 0) AS busy, coalesce(dead, 0) AS dead, coalesce(lag_sec, 0) AS lag_sec,
-       {of_settings}, CASE WHEN ordered THEN keys END AS keys,
-       length AS noted_length, scheduled AS noted_scheduled, retries AS noted_retries, dead AS noted_dead,
-       keys AS noted_keys, counted_at
-  FROM known LEFT JOIN running USING (queue) LEFT JOIN serving USING (queue) LEFT JOIN risks USING (queue)
-  LEFT JOIN dl_queues USING (queue)
-  LEFT JOIN dl_lengths USING (queue);
 
 -- name: keys_of
 -- In the place of {keys_of}: the keys of an ordered queue's queued jobs, up to `most_keys`, by a loose scan of ix_dl_jobs_order.

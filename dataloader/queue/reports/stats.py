@@ -57,7 +57,7 @@ LONG_STEP_SEC = 300  # steps from which on throughput is read from dl_pace_long 
 BRIEFLY_SEC = 0.5, 0.1  # for a statement and for a lock: keeper and reaper have one session for this and for leases
 MESSAGES = {"of_each": 100, "most": 10_000}  # newest messages checked for delivery, per webhook and in all
 FOUND = 20_000  # jobs that a search by id or arguments may read by an index for a page
-_SQL = db.statements("stats.sql", "live", "of_settings", "keys_of", "deliveries")
+_SQL = db.statements("stats.sql", "keys_of", "deliveries")
 _SEARCH = db.statements("search.sql")
 QUEUED = frozenset({"ready", "scheduled", "blocked"})
 _CHANGED = "{changed_at}"
@@ -148,7 +148,7 @@ def overview(conn: Conn) -> Row:
     try:
         rows, most = _count(conn, COUNTED, COUNTING_SEC), COUNTED
     except psycopg.errors.QueryCanceled:
-        rows, most = _SQL.rows(conn, "queues_as_noted"), 0
+        rows, most = _SQL.rows(conn, "queues", most=0, most_keys=0), 0
     queues = sorted((figures(row, most) for row in rows), key=itemgetter("queue"))
     keys = [row["keys"] for row in queues if row["keys"] is not None]
     total = dict.fromkeys(("queue", *DEFAULTS)) | {name: sum(row[name] for row in queues) for name in _SUMMED}

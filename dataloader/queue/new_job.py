@@ -235,7 +235,7 @@ def hooked(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def in_words(error: ValidationError) -> str:
     """The fault as `priority: the rule`, without the values."""
-    return "; ".join(_worded(each, each["loc"]) for each in _errors(error))
+    return "; ".join(_worded(each, slice(None)) for each in _errors(error))
 
 
 def keyed(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -243,17 +243,30 @@ def keyed(job: Mapping[str, Any]) -> dict[str, Any]:
     return {"lock_key": "-", **job}
 
 
+class WrongJobs(ValueError):
+    """Jobs that are not valid; the `loc` of each of their first `faults` begins with the job's place."""
+
+    def __init__(self, jobs: Sequence[Any]) -> None:
+        self.faults: list[ErrorDetails] = []
+        for number, job in enumerate(jobs):
+            self.faults += [each | {"loc": (number, *each["loc"][1:])} for each in _faults_of(job)]
+            if len(self.faults) > FAULTS_SHOWN:
+                break
+        texts = [f"jobs[{fault['loc'][0]}]." * (len(jobs) > 1) + _worded(fault) for fault in self.faults]
+        super().__init__("; ".join([*texts[:FAULTS_SHOWN], *(["and more"] if texts[FAULTS_SHOWN:] else [])]))
+
+
 def checked(job: dict[str, Any]) -> dict[str, Any]:
     """All fields of a job, `args` as JSON; raises ValueError, which names every wrong field."""
-    valid: dict[str, Any]
-    try:
-        valid = vars(_document(job))  # one is checked in a fifth of the time that columns take
-        texts = [value for value in valid.values() if isinstance(value, str)]
+    unfit = ["all of it"]
+    with suppress(ValueError, TypeError, RecursionError):
+        valid: dict[str, Any] = vars(_document(job))  # one is checked in a fifth of the time that columns take
         valid |= {"args": as_json(valid["args"])}
-    except (ValueError, TypeError, RecursionError):
-        valid = {}
-    if not valid or _unfit({"texts": texts, "args": [valid["args"]]}):
-        raise ValueError("; ".join(_complaints_of(job)))
+        unfit = _unfit(
+            {"texts": [value for value in valid.values() if isinstance(value, str)], "args": [valid["args"]]}
+        )
+    if unfit:
+        raise WrongJobs([job])
     if wrong := fault([valid["depends_on"]], 1):
         raise ValueError(wrong)
     return valid
@@ -279,37 +292,13 @@ def _all_hooked(documents: list[dict[str, Any]]) -> Columns:
     return _all_checked(lambda: _columns_of(documents), documents)
 
 
-class WrongJobs(ValueError):
-    """Faults of a list of jobs; the `loc` of each begins with the job's place."""
-
-    def __init__(self, faults: list[ErrorDetails]) -> None:
-        super().__init__("; ".join(_worded(fault, fault["loc"]) for fault in faults))
-        self.faults = faults
-
-
-def _columns_of(documents: Sequence[Any], **more_defaults: Any) -> Columns:
-    """Documents as _checked takes them; raises ValueError for what is none, and for a field that is not known."""
-    defaults = _DEFAULTS | more_defaults
-    if not (set(map(type, documents)) <= {dict} and defaults.keys() >= set().union(*documents)):
-        raise ValueError("there is a job that is no object, or a field that is not known")
-    return {name: [document.get(name, value) for document in documents] for name, value in defaults.items()}
-
-
 def _all_checked(make: Callable[[], Columns], documents: Iterable[dict[str, Any]]) -> Columns:
     """The columns that are made, checked; raises ValueError, which names the wrong fields of these documents."""
-    try:
+    columns: Columns = {}
+    with suppress(ValueError, TypeError, RecursionError):
         columns = _checked(make())
-    except (ValueError, TypeError, RecursionError):
-        columns = {}
     if not columns or _unfit(columns):
-        jobs, faults = list(documents), list[str]()  # as `jobs[3].queue: the rule`
-        for number, job in enumerate(jobs):
-            prefix = f"jobs[{number}]." if len(jobs) > 1 else ""
-            faults += [prefix + complaint for complaint in _complaints_of(job)]
-            if len(faults) > FAULTS_SHOWN:
-                faults = [*faults[:FAULTS_SHOWN], "and more"]
-                break
-        raise ValueError("; ".join(faults))
+        raise WrongJobs(list(documents))
     if wrong := fault(columns["depends_on"], len(columns["args"])):
         raise ValueError(wrong)
     return columns
@@ -320,14 +309,17 @@ def columns_of(documents: Sequence[Any], lease_ttl_sec: int) -> Columns:
     try:
         return _checked(_columns_of(documents, lease_ttl_sec=lease_ttl_sec))
     except ValueError:
-        faults: list[ErrorDetails] = []
-        for number, document in enumerate(documents):
-            faults += [each | {"loc": (number, *each["loc"][1:])} for each in _faults_of(document)]
-            if len(faults) > FAULTS_SHOWN:
-                break
-        if faults:
-            raise WrongJobs(faults) from None
+        if (wrong := WrongJobs(documents)).faults:
+            raise wrong from None
         raise
+
+
+def _columns_of(documents: Sequence[Any], **more_defaults: Any) -> Columns:
+    """Documents as _checked takes them; raises ValueError for what is none, and for a field that is not known."""
+    defaults = _DEFAULTS | more_defaults
+    if not (set(map(type, documents)) <= {dict} and defaults.keys() >= set().union(*documents)):
+        raise ValueError("there is a job that is no object, or a field that is not known")
+    return {name: [document.get(name, value) for document in documents] for name, value in defaults.items()}
 
 
 def _checked(columns: Columns) -> Columns:
@@ -379,27 +371,25 @@ def _faults_of(document: Any) -> list[ErrorDetails]:
         document = {name: document[name] for name in [*filter(document.__contains__, _DEFAULTS), *unknown]}
     try:
         _DOCUMENTS.validate_python([document])
+        unfit = _unfit(_checked({name: [value] for name, value in (_DEFAULTS | document).items()}))
     except ValidationError as e:
         return _errors(e)
-    return []
-
-
-def _complaints_of(document: dict[str, Any]) -> list[str]:
-    try:
-        if faults := _faults_of(document):
-            return [_worded(fault, fault["loc"][1:2]) for fault in faults]
-        unfit = _unfit(_checked({name: [value] for name, value in (_DEFAULTS | document).items()}))
     except (ValueError, TypeError, RecursionError) as e:
-        return [f"args: should be what JSON can say: {e}"]
-    return [f"{name}: should hold no U+0000, no lone surrogate and nothing nested over 64 deep" for name in unfit]
+        return [_fault("args", f"should be what JSON can say: {e}")]
+    return [_fault(name, "should hold no U+0000, no lone surrogate and nothing nested over 64 deep") for name in unfit]
+
+
+def _fault(name: str, text: str) -> ErrorDetails:
+    return {"type": "not_json", "loc": (0, name), "msg": text, "input": None}
 
 
 def _errors(error: ValidationError) -> list[ErrorDetails]:
     return error.errors(include_url=False, include_input=False, include_context=False)
 
 
-def _worded(error: ErrorDetails, path: Sequence[int | str]) -> str:
-    return f"{'.'.join(map(str, path))}: {error['msg']}" if path else error["msg"]
+def _worded(error: ErrorDetails, places: slice = slice(1, 2)) -> str:
+    path = ".".join(map(str, error["loc"][places]))
+    return f"{path}: {error['msg']}" if path else error["msg"]
 
 
 @cache

@@ -3,7 +3,7 @@
 -- name: fields
 -- The fields of a trigger that adds the job again: without what it has once (queue/fields.py), and without an affinity
 -- key that follows from the args.
-SELECT status::text, {fields.again},
+SELECT status, {fields.again},
        CASE WHEN affinity_key IS DISTINCT FROM dl_affinity(declared.affinity, args) THEN affinity_key END AS affinity_key
   FROM dl_jobs j LEFT JOIN dl_tasks declared USING (task) WHERE job_id = %(job_id)s;
 

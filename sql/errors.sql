@@ -54,9 +54,8 @@ latest AS (
     SELECT nth, job_id, row_number() OVER (PARTITION BY nth ORDER BY at DESC, job_id) AS place
       FROM found JOIN has_failed USING (queue, task, error_group)) of_group
    WHERE place <= 5)
-SELECT found.queue, found.task, found.error_group, dead, retrying, dl_readable(first_at) AS first_at,
-       dl_readable(last_at) AS last_at, by_hour, latest.job_id, left(j.error, 1000) AS error, hosts,
-       n.note, n.by AS noted_by, n.at AS noted_at,
+SELECT found.queue, found.task, found.error_group, dead, retrying, first_at, last_at, by_hour,
+       latest.job_id, left(j.error, 1000) AS error, hosts, n.note, n.by AS noted_by, n.at AS noted_at,
        EXISTS (SELECT FROM dead GROUP BY dead.queue HAVING count(*) >= (SELECT s.dead FROM shares s))
        OR EXISTS (SELECT FROM retried GROUP BY retried.queue HAVING count(*) >= (SELECT s.retried FROM shares s)) AS is_cut
   FROM found

@@ -19,8 +19,8 @@ WITH RECURSIVE found (lock_key, nth) AS (
 SELECT found.lock_key, payloads, head.*
   FROM found
  CROSS JOIN LATERAL (
-   SELECT job_id, CASE WHEN abs(score) < 'Infinity' THEN score END AS score, attempt,
-          dl_readable(available_at) AS available_at FROM (VALUES (0), (1)) AS of (tried) CROSS JOIN LATERAL (
+   SELECT job_id, CASE WHEN abs(score) < 'Infinity' THEN score END AS score, attempt, available_at
+     FROM (VALUES (0), (1)) AS of (tried) CROSS JOIN LATERAL (
      SELECT * FROM dl_jobs j
       WHERE queue = %(queue)s AND j.lock_key = found.lock_key AND status = 'queued' AND score IS NOT NULL
         AND least(attempt, 1) = tried
@@ -42,11 +42,10 @@ SELECT count(*) FROM (
 
 -- name: shown
 -- In the place of {shown}: a job of a key. Arguments that are long stay away. `place` is where the job stands in its key.
-job_id, task, status::text AS status, attempt, max_attempts,
+job_id, task, status, attempt, max_attempts,
 CASE WHEN abs(score) < 'Infinity' THEN score END AS score, left(error, 300) AS error, cancel_requested,
-CASE WHEN pg_column_size(args) <= %(long)s AND octet_length(args::text) <= %(long)s THEN args::text END AS args,
-dl_readable(created_at) AS created_at, dl_readable(available_at) AS available_at,
-dl_readable(finished_at) AS finished_at, ARRAY[score::text, created_at::text, job_id::text] AS place;
+CASE WHEN pg_column_size(args) <= %(long)s AND octet_length(args::text) <= %(long)s THEN args END AS args,
+created_at, available_at, finished_at, ARRAY[score::text, created_at::text, job_id::text] AS place;
 
 -- name: payloads
 -- The queued jobs of a key in the order in which they start, behind a place.

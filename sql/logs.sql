@@ -20,7 +20,7 @@ DELETE FROM dl_job_logs l USING dl_jobs j
 
 -- name: args_of_run
 -- The arguments of these running jobs of a worker, which its keeper has to mask in what the run has written.
-SELECT args::text FROM dl_jobs
+SELECT args FROM dl_jobs
  WHERE job_id = ANY (%(job_ids)s) AND claimed_by = %(claimed_by)s AND status = 'running';
 
 -- name: lines

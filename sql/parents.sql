@@ -16,10 +16,10 @@ SELECT parent_id FROM dl_parents WHERE job_id = %(job_id)s ORDER BY place, paren
 
 -- name: family
 -- The first parents and the first children of a job. `is_parent` tells which; `is_over`: it does not hold the other up.
-(SELECT true AS is_parent, p.parent_id AS job_id, j.task, j.lock_key, j.status::text AS status, p.is_over
+(SELECT true AS is_parent, p.parent_id AS job_id, j.task, j.lock_key, j.status, p.is_over
    FROM dl_parents p LEFT JOIN dl_jobs j ON j.job_id = p.parent_id
   WHERE p.job_id = %(job_id)s ORDER BY p.place, p.parent_id LIMIT %(most)s)
 UNION ALL
-(SELECT false, p.job_id, j.task, j.lock_key, j.status::text, p.is_over
+(SELECT false, p.job_id, j.task, j.lock_key, j.status, p.is_over
    FROM dl_parents p LEFT JOIN dl_jobs j ON j.job_id = p.job_id
   WHERE p.parent_id = %(job_id)s ORDER BY p.parent_id, p.is_over, p.job_id LIMIT %(most)s);

@@ -17,7 +17,7 @@ SELECT now() AS at, coalesce(paused_at IS NOT NULL, false) AS is_paused, coalesc
 -- name: running
 -- Running jobs: on each worker the one that runs, then those claimed ahead, in their order. Few: ix_dl_jobs_running,
 -- ix_dl_job_events_job.
-SELECT job_id, task, lock_key, limits, progress::text AS progress, claims, coalesce(claimed_by, job_id::text) AS worker,
+SELECT job_id, task, lock_key, limits, progress, claims, coalesce(claimed_by, job_id::text) AS worker,
        greatest(extract(epoch FROM clock_timestamp() - coalesce(picked.ts, started_at)), 0)::float8 AS ran_sec
   FROM dl_jobs j
   LEFT JOIN LATERAL (SELECT ts FROM dl_job_events e WHERE e.job_id = j.job_id AND e.kind = 'picked'
@@ -79,7 +79,7 @@ SELECT count(*) FILTER (WHERE is_of_today) AS predictions,
          ORDER BY queue, ended_at DESC LIMIT 1000) newest;
 
 -- name: job
-SELECT job_id, queue, status::text AS status, blocked_on, deadline,
+SELECT job_id, queue, status, blocked_on, deadline,
        extract(epoch FROM dl_readable(available_at) - now())::float8 AS due_sec,
        blocked_on = 'key' AND EXISTS (  -- a dead job holds its key: by ix_dl_jobs_order
          SELECT FROM dl_queues q JOIN dl_jobs d ON d.queue = q.queue AND d.lock_key = j.lock_key

@@ -58,8 +58,8 @@ SELECT job_id, status::text FROM dl_jobs WHERE idempotency_key = %(idempotency_k
 
 -- name: status
 -- Jobs as the API shows them. A queued one says why it waits: one reason of its queue, one of itself and one of the workers,
--- in the order below. The reasons behind the first are `besides`. Far-off dates that Python cannot read are cut. `version`
--- changes with all that is shown, but for what cannot change and for figures.
+-- in the order below. The reasons behind the first are `besides`. `version` changes with all that is shown, but for what cannot
+-- change and for figures.
 SELECT {fields.status},
        dl_last_run_sec(j) AS run_sec,
        CASE WHEN why ->> 'reason' = 'worker' THEN why || jsonb_build_object(

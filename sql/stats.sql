@@ -190,7 +190,7 @@ SELECT pg_is_in_recovery() AS in_recovery, current_setting('transaction_read_onl
 SELECT w.worker, w.farm, w.host, w.pid, w.queue, coalesce(w.queues, ARRAY[w.queue]) AS queues, w.state,
        w.memory_bytes, w.cpu_percent, w.jobs, w.started_at, w.seen_at, w.reported_at, w.reload_error,
        w.seen_at > now() - interval '30 s' AND w.state <> 'dead' AS is_live,
-       j.job_id, j.task, j.lock_key, j.attempt, j.progress::text AS progress, dl_readable(p.ts) AS job_started_at
+       j.job_id, j.task, j.lock_key, j.attempt, j.progress, p.ts AS job_started_at
   FROM dl_workers w
   LEFT JOIN dl_jobs j ON j.job_id = w.job_id AND j.status = 'running' AND j.claimed_by = w.worker
   LEFT JOIN LATERAL (SELECT ts FROM dl_job_events e WHERE e.job_id = j.job_id AND e.kind = 'picked'
@@ -361,21 +361,21 @@ SELECT saved_at, octet_length(checkpoint::text) AS bytes FROM dl_checkpoints
 
 -- name: result
 -- What the pipeline of a job has returned: nothing before the job has succeeded, and nothing of a run that has not ended it.
-SELECT j.job_id, j.status::text, r.result::text AS result, CASE WHEN r.result IS NOT NULL THEN j.args::text END AS args
+SELECT j.job_id, j.status, r.result, CASE WHEN r.result IS NOT NULL THEN j.args END AS args
   FROM dl_jobs j LEFT JOIN dl_results r ON r.job_id = j.job_id AND r.claim = j.claims AND j.status = 'succeeded'
  WHERE j.job_id = %(job_id)s;
 
 -- name: events
-SELECT event_id, dl_readable(ts) AS ts, kind, payload::text AS payload FROM dl_job_events
+SELECT event_id, ts, kind, payload FROM dl_job_events
  WHERE job_id = %(job_id)s AND event_id > %(after)s ORDER BY event_id LIMIT %(limit)s;
 
 -- name: last_events
 -- The newest of the farm's journal, the newest first.
-SELECT event_id, job_id, queue, dl_readable(ts) AS ts, kind, payload::text AS payload FROM dl_job_events
+SELECT event_id, job_id, queue, ts, kind, payload FROM dl_job_events
  WHERE %(queue)s::text IS NULL OR queue = %(queue)s ORDER BY event_id DESC LIMIT %(limit)s;
 
 -- name: next_events
-SELECT event_id, job_id, queue, dl_readable(ts) AS ts, kind, payload::text AS payload FROM dl_job_events
+SELECT event_id, job_id, queue, ts, kind, payload FROM dl_job_events
  WHERE event_id > %(after)s AND (%(queue)s::text IS NULL OR queue = %(queue)s) ORDER BY event_id LIMIT %(limit)s;
 
 -- A page of jobs is merged of several sources (of_finished, of_running and others in search.sql), each read in the order of
@@ -440,7 +440,7 @@ SELECT count(*) FROM (SELECT FROM ({sources}) every LIMIT %(scan)s) n;
 
 -- name: by_key
 -- A page of the jobs of some sources in the order of their keys: those that match are sorted.
-SELECT {shown}, dl_readable(changed_at) AS changed_at
+SELECT {shown}, changed_at
   FROM ({sources}) j
  WHERE {matches} AND (lock_key, job_id) > (%(key)s, %(after_id)s)
  ORDER BY lock_key, job_id LIMIT %(limit)s;

@@ -11,11 +11,11 @@ kind IN ('requeue', 'cancel_requested', 'canceled')
 -- name: clock
 -- What was asked for, and the latest row that is not read, which is null where the whole journal is shorter.
 SELECT now() AS now, now() - make_interval(hours => %(hours)s) AS asked,
-       (SELECT dl_readable(ts) FROM dl_job_events WHERE NOT {newest} ORDER BY event_id DESC LIMIT 1) AS oldest;
+       (SELECT ts FROM dl_job_events WHERE NOT {newest} ORDER BY event_id DESC LIMIT 1) AS oldest;
 
 -- name: events
 -- The begins and ends of runs among the latest rows of the journal, the newest first.
-SELECT e.job_id, e.queue, dl_readable(e.ts) AS ts, e.kind, CASE e.kind WHEN 'requeue' THEN dl_step_of(e.kind, e.payload) END AS step,
+SELECT e.job_id, e.queue, e.ts, e.kind, CASE e.kind WHEN 'requeue' THEN dl_step_of(e.kind, e.payload) END AS step,
        e.payload ->> 'worker' AS worker, j.task
   FROM (SELECT * FROM dl_job_events
          WHERE {newest} AND kind IN ('picked', 'done', 'requeue', 'failed', 'canceled', 'lost') AND ts >= %(since)s
@@ -24,7 +24,7 @@ SELECT e.job_id, e.queue, dl_readable(e.ts) AS ts, e.kind, CASE e.kind WHEN 'req
 
 -- name: running
 -- What runs now, with its last begin. Served by ix_dl_jobs_running.
-SELECT j.job_id, j.queue, j.task, j.claimed_by AS worker, dl_readable(coalesce(p.ts, j.started_at, now())) AS ts
+SELECT j.job_id, j.queue, j.task, j.claimed_by AS worker, coalesce(p.ts, j.started_at, now()) AS ts
   FROM dl_jobs j
   LEFT JOIN LATERAL (SELECT ts FROM dl_job_events e WHERE e.job_id = j.job_id AND e.kind = 'picked'
                       ORDER BY event_id DESC LIMIT 1) p ON true
@@ -32,20 +32,20 @@ SELECT j.job_id, j.queue, j.task, j.claimed_by AS worker, dl_readable(coalesce(p
 
 -- name: dead
 -- The latest dead jobs, stuck runs and missed deadlines, however long ago. Served by ix_dl_job_events_told.
-SELECT e.event_id, e.job_id, e.queue, dl_readable(e.ts) AS at, e.kind AS step, NULL AS by, j.task,
+SELECT e.event_id, e.job_id, e.queue, e.ts AS at, e.kind AS step, NULL AS by, j.task,
        left(coalesce(e.payload ->> 'error', e.payload ->> 'reason', CASE WHEN e.kind IN ('failed', 'lost') THEN j.error END), 200) AS words
   FROM dl_job_events e LEFT JOIN dl_jobs j USING (job_id)
  WHERE e.kind IN ('failed', 'lost', 'stuck', 'deadline') ORDER BY e.event_id DESC LIMIT %(most)s;
 
 -- name: steps_since
 -- The oldest row that `steps` reads, where it leaves some out.
-SELECT dl_readable(ts) AS at FROM dl_job_events WHERE {newest} AND {of_steps}
+SELECT ts AS at FROM dl_job_events WHERE {newest} AND {of_steps}
  ORDER BY event_id DESC OFFSET %(looked)s - 1 LIMIT 1;
 
 -- name: steps
 -- What operators have done to jobs, and what was recovered, among the `looked` latest rows of these kinds. Their payloads
 -- may hold long errors, so they are read once: the step is computed behind OFFSET 0.
-SELECT e.event_id, e.job_id, e.queue, dl_readable(e.ts) AS at, e.step, e.payload ->> 'by' AS by, j.task,
+SELECT e.event_id, e.job_id, e.queue, e.ts AS at, e.step, e.payload ->> 'by' AS by, j.task,
        left(coalesce(e.payload ->> 'error', e.payload ->> 'reason'), 200) AS words
   FROM (SELECT *, dl_step_of(kind, payload) AS step
           FROM (SELECT * FROM dl_job_events WHERE {newest} AND {of_steps}

@@ -433,7 +433,7 @@ class Salvage:
         claim = Job(job_ids[0], "", "", "{}", None, "", "", slot.attempts[slot.place], 0, 0, None, 0, slot.worker)
         run = RunLog(claim, self._most, now() - DOUBT_SEC, slot.log_line)
         run.is_in_doubt = True  # the worker may have died between its last write and the note of it
-        args = [lifecycle.parsed(text) for text in logs.args_of_run(conn, job_ids, slot.worker)]
+        args = logs.args_of_run(conn, job_ids, slot.worker)
         log.learn_job({"jobs": args})
         try:
             lines = [each for place in places for each in last_words(*place)]

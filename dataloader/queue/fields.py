@@ -151,13 +151,7 @@ _INSTEAD = {
 _FIRST = {name: nth for nth, name in enumerate(("queue", "task", "args", "idempotency_key", "lock_key"))}
 # A job that runs again takes all fields of the first one but these.
 _ONCE = ("idempotency_key", "available_at", "score", "affinity_key", "deadline")
-# How a value is shown: Python does not know all times, and JSON not all numbers.
-_SHOWN = {
-    "timestamptz": "dl_readable({0}) AS {1}",
-    "float8": "CASE WHEN abs({0}) < 'Infinity' THEN {0} END AS {1}",
-    "jsonb": "{0}::text AS {1}",
-    "dl_status": "{0}::text AS {1}",
-}
+_NUMBER = "CASE WHEN abs({0}) < 'Infinity' THEN {0} END AS {1}"  # JSON does not know all numbers
 
 
 def filled(text: str) -> str:
@@ -202,7 +196,8 @@ def _refusal(field: Field) -> str:
 
 
 def _shown(row: str, fields: Iterable[Field]) -> str:
-    return ", ".join(_SHOWN.get(each.type, "{0}").format(f"{row}.{each.name}", each.name) for each in fields)
+    texts = {"float8": _NUMBER}
+    return ", ".join(texts.get(each.type, "{0}").format(f"{row}.{each.name}", each.name) for each in fields)
 
 
 def _cut(field: Field) -> str:

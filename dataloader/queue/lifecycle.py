@@ -35,7 +35,6 @@ LARGE = 1_000_000  # characters of arguments of the jobs of one claim
 PLAIN_AGAIN_SEC = 1.0  # until the next short claim of a queue with jobs that only dl_step may start
 
 _log = structlog.get_logger("worker")
-parsed = db.parsed
 _SQL = db.statements("queue.sql")
 _VERSIONS = f"SELECT job_id, version FROM ({_SQL['status']}) shown"  # noqa: S608  the rest of it is not computed
 _REASONS = f"SELECT job_id, waiting_for FROM ({_SQL['status']}) shown"  # noqa: S608  as above
@@ -181,7 +180,7 @@ def versioned_status(conn: Conn, job_id: UUID) -> tuple[Row, str] | None:
     """The job's `status` and its version (see `versions`), or None."""
     for row in db.rows(conn, _SQL["status"], {"job_ids": [job_id]}):
         version = row.pop("version")
-        return row | {"progress": parsed(row["progress"]), "waiting_for": _reason(row["waiting_for"])}, version
+        return row | {"waiting_for": _reason(row["waiting_for"])}, version
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
+from typing import Any
 from uuid import UUID
 
 import psycopg
@@ -75,8 +76,8 @@ def _insert(conn: Conn, lines: Sequence[tuple[RunLog, Line]], at: float) -> None
     )
 
 
-def args_of_run(conn: Conn, job_ids: Collection[UUID], claimed_by: str) -> list[str]:
-    """The arguments of these running jobs of a worker, as JSON."""
+def args_of_run(conn: Conn, job_ids: Collection[UUID], claimed_by: str) -> list[Any]:
+    """The arguments of these running jobs of a worker."""
     return [row["args"] for row in _SQL.rows(conn, "args_of_run", job_ids=list(job_ids), claimed_by=claimed_by)]
 
 

@@ -9,7 +9,7 @@ import pytest
 from foreign import Foreign
 from hands import Conn, Worker, enqueue, expire, plain, quietly, remove, row, state, value
 
-from dataloader.queue import lifecycle, operations
+from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.job import Checkpoint, Finish, Job
 from dataloader.queue.lifecycle import Ended
 from dataloader.queue.reports import stats
@@ -46,7 +46,7 @@ def of_jobs(conn: Conn, table: str) -> list[UUID]:
 def test_any_json_comes_back_as_it_was(conn: Conn, worker: Worker, text: str) -> None:
     job_id = enqueue(conn)
     assert worker.finish(worker.take(), result=text) == "succeeded"
-    assert stats.result(conn, job_id) == {"job_id": job_id, "status": "succeeded", "result": lifecycle.parsed(text)}
+    assert stats.result(conn, job_id) == {"job_id": job_id, "status": "succeeded", "result": db.parsed(text)}
 
 
 def test_an_unknown_job_has_none_and_a_run_without_one_stores_nothing(conn: Conn, worker: Worker) -> None:

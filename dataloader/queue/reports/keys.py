@@ -84,5 +84,4 @@ def _check(conn: Conn, queue: str) -> None:
 
 
 def _read(row: Row) -> Row:
-    left = {name: value for name, value in row.items() if name != "place"}
-    return left | {"args": None if row["args"] is None else db.parsed(row["args"])}
+    return {name: value for name, value in row.items() if name != "place"}

@@ -98,7 +98,7 @@ def line_of(facts: Row, waiting: Sequence[Row], running: Sequence[Row], room: Ma
 
     def done(row: Row) -> float | None:
         # The progress of a run that began at a checkpoint, or after another run, does not show its speed.
-        return fraction(db.parsed(row["progress"])) if row["claims"] <= 1 else None
+        return fraction(row["progress"]) if row["claims"] <= 1 else None
 
     due = sum(row["due_sec"] <= 0 for row in waiting)
     return Line(

@@ -232,7 +232,7 @@ def fitness(conn: Conn, reaper_period_sec: float = 0.0) -> Row:
 
 def workers(conn: Conn) -> list[Row]:
     """The workers of all hosts as their keepers showed them within the last ten minutes, with what they run."""
-    return [row | {"progress": _json(row["progress"])} for row in _SQL.rows(conn, "workers")]
+    return _SQL.rows(conn, "workers")
 
 
 def used(conn: Conn, job_id: UUID, worker: str | None) -> Row | None:
@@ -346,15 +346,14 @@ def job(conn: Conn, job_id: UUID) -> Row | None:
     made_by = times.due_of_key(rest["idempotency_key"])
     schedule = {"name": made_by[0], "due": made_by[1]} if made_by else None
     checkpoint = _SQL.first(conn, "checkpoint", job_id=job_id)
-    return shown | rest | {"args": db.parsed(rest["args"]), "schedule": schedule, "checkpoint": checkpoint}
+    return shown | rest | {"schedule": schedule, "checkpoint": checkpoint}
 
 
 def result(conn: Conn, job_id: UUID) -> Row | None:
     """`job_id`, `status` and `result`, without secrets, None unless the job has succeeded; None for an unknown id."""
     for row in _SQL.rows(conn, "result", job_id=job_id):
         # The args tell which words of the result are the job's own secrets.
-        known = log.masked({"args": db.parsed(row.pop("args") or "{}"), "result": db.parsed(row["result"] or "null")})
-        return row | {"result": known["result"]}
+        return row | {"result": log.masked({"args": row.pop("args"), "result": row["result"]})["result"]}
     return None
 
 
@@ -542,7 +541,7 @@ def _page(
     rows: list[Row], limit: int, key: Callable[[Row], str], edge: str | None = None
 ) -> tuple[list[Row], str | None]:
     """Cut the rows at a full page; with an `edge` there may be more behind it."""
-    shown = [row | {"progress": _json(row["progress"])} for row in rows[:limit]]
+    shown = rows[:limit]
     if len(rows) > limit:
         return shown, cursor.at([key(shown[-1]), str(shown[-1]["job_id"])])
     return shown, cursor.at([edge, str(_FIRST_ID)]) if edge else None
@@ -560,12 +559,8 @@ def _cursor(text: str | None, read: Callable[[str], Any]) -> tuple[Any, UUID] | 
 
 def _with_payload(rows: list[Row]) -> list[Row]:
     """The rows of a journal, whose payload may be any JSON where another service has written it."""
-    read = [(row, _json(row["payload"]) or {}) for row in rows]
+    read = [(row, row["payload"] or {}) for row in rows]
     return [row | {"payload": payload if isinstance(payload, dict) else {"payload": payload}} for row, payload in read]
-
-
-def _json(text: str | None) -> Any:
-    return None if text is None else db.parsed(text)
 
 
 def _all(sources: Iterable[str], statement: str) -> str:

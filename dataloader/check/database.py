@@ -6,6 +6,7 @@ findings of facts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
@@ -29,9 +30,10 @@ LISTENER_MS = 0.04  # of the server's CPU for each idle worker and trigger: docs
 ROLES = "`dataloader migrate --roles farm=NAME`"
 FEW_RIGHTS = "as a role that may create in the schema and owns its tables"
 
-# Advice by a part of the error of the server or of libpq.
+# Advice by a part of the error of the server or of libpq; a server may speak another language.
 _HELP = {
-    "certificate": "name the host as the server's certificate does; sslrootcert is the file of its authority",
+    "certificate": "name the host as the certificate does; sslrootcert is the file of its authority; renew an old one",
+    "does not support SSL": "turn on ssl at the server, or choose another sslmode",
     "unsupported startup parameter": probe.DIRECT,
     "too many": "raise max_connections or the CONNECTION LIMIT, or end sessions that are not needed",
     "connection slots are reserved": "raise max_connections, or end sessions that are not needed",
@@ -39,6 +41,7 @@ _HELP = {
     "does not exist": "correct the name, or create it",
     "read-only": "name the primary: this server is a standby or read-only",
 }
+_REFUSED = "the server refuses this login: correct role, password and database, or see the server's pg_hba.conf"
 _ELSE = "correct host and port; see that PostgreSQL runs there and lets this machine in"
 
 _SQL = db.statements("check.sql")
@@ -124,7 +127,8 @@ def _facts(conn: db.Connection, name: str, **parameters: Any) -> list[dict[str, 
 def unreachable(about: str, dsn: str, trouble: psycopg.Error) -> Finding:
     if probe.is_poolers_refusal(trouble):
         return error(about, f"a pooler refuses our sessions: {db.words(trouble)}", probe.DIRECT)
-    advice = next((advice for part, advice in _HELP.items() if part in str(trouble)), _ELSE)
+    other = _REFUSED if re.search(r"failed: \w+:  ", str(trouble)) else _ELSE  # libpq's own errors have no such begin
+    advice = next((advice for part, advice in _HELP.items() if part in str(trouble)), other)
     return error(about, f"{db.shown(dsn)}: {db.words(trouble)}", advice)
 
 

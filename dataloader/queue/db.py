@@ -93,7 +93,7 @@ class Connection(psycopg.Connection[Any]):
         except Error as e:
             # Everybody may ask /ready: only the words of server or system, without host, port, role and database.
             reason = re.search(r"failed: (?:.*failed: )?(.*)", str(e))
-            words = re.sub(r" for host .*|\"[^\"]*\"", "…", reason[1]) if reason else ""
+            words = re.sub(r" for host .*|[\"„«»][^\"“”«»]*[\"“”«»]", "…", reason[1]) if reason else ""
             words = words.replace("No such file or directory", "its socket does not exist: no server runs there")
             cls.refusal = (monotonic(), " ".join(words.split()))
             raise

@@ -268,6 +268,8 @@ def test_a_schema_that_was_renamed(own_db: str, refused: Refused) -> None:
         ("{}Connection refused\n\tIs the server running on that host?", "Connection refused"),
         ('{}FATAL:  no pg_hba.conf entry for host "10.2.3.4", user "farm"', "FATAL: no pg_hba.conf entry…"),
         ('{}FATAL:  role "farm" does not exist', "FATAL: role … does not exist"),
+        ("{}FATAL:  Rolle »farm« existiert nicht, Host »10.2.3.4«", "FATAL: Rolle … existiert nicht, Host …"),
+        ("{}FATAL:  le rôle « farm » n'existe pas", "FATAL: le rôle … n'existe pas"),
     ],
 )
 def test_a_refusal_names_no_host_role_or_database(text: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:

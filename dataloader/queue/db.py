@@ -40,7 +40,7 @@ CANCEL_SEC = 2.0  # time limit of a request to cancel an abandoned statement
 
 # The queue's statements rely on these settings, which may differ from those of the server, database or role: each
 # statement of a function has its own snapshot, and psycopg reads times in this style only.
-_RELIED_ON = {"default_transaction_isolation": "read committed", "DateStyle": "ISO"}
+_RELIED_ON = {"default_transaction_isolation": "read committed", "DateStyle": "ISO", "quote_all_identifiers": "off"}
 
 EARLIEST, LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)  # the same in dl_readable
 PREPARE_THRESHOLD = 5  # a direct session prepares a statement that comes more often: planning takes longer than most

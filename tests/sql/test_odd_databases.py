@@ -83,6 +83,7 @@ DEFAULTS = {
     "idle_in_transaction_session_timeout": "200ms",
     "DateStyle": "German, DMY",
     "client_encoding": "LATIN1",
+    "quote_all_identifiers": "on",
 }
 LONGER = "SELECT pg_sleep(0.3)"
 
@@ -119,6 +120,7 @@ def test_times_and_texts_arrive_as_they_are(pair: tuple[Worker, Worker]) -> None
     assert worker.finish(job, "fail", error="ж") == "failed"
     found = lifecycle.status(other.conn, job_id) or {}
     assert (found["error"], found["progress"], found["status"]) == ("ж", {"step": "ж"}, "failed")
+    assert migrations.drifted(other.conn) == []
 
 
 def test_a_step_that_waits_for_another_goes_on_with_what_that_has_left(pair: tuple[Worker, Worker]) -> None:

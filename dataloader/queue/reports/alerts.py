@@ -171,7 +171,7 @@ def blocked(blockers: Sequence[Row]) -> Iterator[Alert]:
 
 
 def _server_alerts(postgres: Row, lag_sec: float) -> Iterator[Alert]:
-    # A role that may neither add nor change jobs is a reader's, which looks with `dataloader --direct doctor`.
+    # A role that may neither add nor change jobs is a reader's, which looks with `dataloader doctor --direct`.
     is_reader = {"INSERT on dl_jobs", "UPDATE on dl_jobs"} <= set(postgres["lacking"])
     yield from unfit({**postgres, "lacking": []} if is_reader else postgres)
     if faults := postgres["faults"]:

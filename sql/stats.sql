@@ -162,7 +162,8 @@ SELECT EXISTS (SELECT FROM dl_totals) OR EXISTS (SELECT FROM dl_jobs) AS has_beg
 -- name: fitness
 -- Whether this session could add and end a job now, without writing a row: the server's state, and the rights that the
 -- role lacks. Whether a reaper works: by its session, whose name every role may see, and its last statement, if it may.
--- Whether a process of the role has found the disk full: its session's name tells (db.connect).
+-- Whether a process of the role has found the disk full: its session's name tells (db.connect). The server assigns no id
+-- that is 3,000,000 or less before the wraparound.
 SELECT pg_is_in_recovery() AS in_recovery, current_setting('transaction_read_only') = 'on' AS read_only,
        ARRAY(SELECT privilege || ' on ' || name
                FROM unnest(%(tables)s::text[]) name, unnest('{SELECT, INSERT, UPDATE, DELETE}'::text[]) privilege
@@ -183,7 +184,8 @@ SELECT pg_is_in_recovery() AS in_recovery, current_setting('transaction_read_onl
        EXISTS (SELECT FROM pg_stat_activity
                 WHERE datname = current_database() AND usename = current_user
                   AND to_timestamp(substring(application_name FROM ' full@(\d{1,11})$')::bigint)
-                      > clock_timestamp() - %(full_sec)s * interval '1 s') AS disk_full;
+                      > clock_timestamp() - %(full_sec)s * interval '1 s') AS disk_full,
+       (SELECT 2144483647 - greatest(max(age(datfrozenxid)), max(mxid_age(datminmxid))) FROM pg_database) AS ids_left;
 
 -- name: workers
 -- The workers that the keepers of all hosts have shown within ten minutes, with the jobs that run there.

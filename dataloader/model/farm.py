@@ -146,6 +146,7 @@ class Database(Answer):
         list[str], "the rights that adding and ending jobs need and the service's role does not have"
     ] = field(default_factory=list)
     disk_full: Annotated[bool, "a write of the API or of a farm failed for it within the last minute"] = False
+    ids_left: Annotated[int, "transactions until the server refuses writes, without a vacuum"] = 2**31
     has_reaper: Annotated[bool, "a reaper's session has done something lately"] = True
     faults: Annotated[list[str], "of the schema: triggers, indexes, rows that are hidden"] = field(default_factory=list)
     oldest_transaction: Transaction | None

@@ -1047,7 +1047,7 @@ def _text(item: Text) -> str:
 
 def is_permanent(error: psycopg.Error) -> bool:
     """Whether the next attempt would fail in the same way."""
-    return error.sqlstate is not None and not error.sqlstate.startswith(_PASSING)
+    return not (error.sqlstate is None or error.sqlstate.startswith(_PASSING) or db.is_outage(error))
 
 
 @contextmanager

@@ -64,6 +64,8 @@ _OUTAGE = ("08", "57P", "25P03", "25P04", "25006", "53", "58030")
 # Of these, what one statement may meet while the server serves others: too little memory or room for locks, a limit on
 # temporary files, a block that cannot be read.
 _LIMIT = ("53200", "53400", "58030")
+# Near a wraparound these functions of the server refuse each write by 54000; its other errors are of a statement.
+_REFUSES_IDS = ("GetNewTransactionId", "GetNewMultiXactId")
 # Another session is in the way: serialization, deadlock, a lock that is held, a statement that was canceled.
 _CONTENTION = ("40001", "40P01", "55P03", "57014")
 
@@ -362,7 +364,7 @@ def is_outage(error: BaseException) -> bool:
         return False
     if error.sqlstate is None:
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-    return error.sqlstate.startswith(_OUTAGE)
+    return error.sqlstate.startswith(_OUTAGE) or error.diag.source_function in _REFUSES_IDS
 
 
 def is_limit(error: BaseException) -> bool:

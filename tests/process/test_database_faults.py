@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,10 +14,12 @@ from uuid import UUID
 import psutil
 import psycopg
 import pytest
-from farming import Farm, LongJob, farm_on, on_all, until
-from servers import FAST, IMMEDIATE, Database, root, serving
+from farming import Farm, LongJob, farm_on, on_all, status, until
+from servers import FAST, IMMEDIATE, Database, given_programs, root, serving
 
+from dataloader import embedded
 from dataloader.queue import db, migrations
+from dataloader.queue.reports import alerts, stats
 
 NEVER = 600  # seconds: no poll comes to the help of a lost notification
 
@@ -125,6 +128,45 @@ def test_h3_a_primary_that_refuses_writes_is_waited_for(database: Database, serv
     served.works()
     long.ends_well()
     reaper.logged("farm.database.back")
+
+
+def spend_ids(database: Database) -> None:
+    """Start the server again so near a wraparound that it assigns no transaction ids; its autovacuum sleeps."""
+    database.admin("ALTER SYSTEM SET autovacuum_naptime = '1d'")
+    ((oldest,),) = database.admin("SELECT min(datfrozenxid::text::bigint) FROM pg_database")
+    database.end(FAST)
+    data, of_a_file = database.server.root / "data", 32 * 4 * 8192  # the ids of which a file of pg_xact has the states
+    file = (oldest + 2**31 - 3_000_000) // of_a_file + 1
+    owner = data.stat()
+    command = [embedded.find_programs(data, given_programs()) / "pg_resetwal", "-f", "-D", data]
+    command += ["-u", str(oldest), "-x", str(file * of_a_file)]
+    subprocess.run(command, check=True, cwd="/", user=owner.st_uid, group=owner.st_gid, stdout=subprocess.DEVNULL)
+    (data / "pg_xact" / f"{file:04X}").write_bytes(bytes(of_a_file // 4))
+    os.chown(data / "pg_xact" / f"{file:04X}", owner.st_uid, owner.st_gid)
+    database.start_again()
+
+
+def test_a_server_without_transaction_ids_is_waited_for(database: Database, served: Farm, free_port: int) -> None:
+    """54000 marks nothing failed here. The API says so, and all goes on once the ids are vacuumed."""
+    program, reaper = served.ready(workers=2, debug=1), served.reaper()
+    served.api(free_port)
+    long, short = LongJob(served, "long"), LongJob(served, "short")
+    spend_ids(database)
+    reconnect(served)
+    until(lambda: status(free_port, "/ready") == 503, "the API to refuse work")
+    until(lambda: status(free_port) == 200, "the API")
+    assert "no transaction ids left" in next(alerts.unfit(stats.fitness(served.conn))).text
+    short.go.touch()
+    until(lambda: any("transaction ID" in line["error"] for line in program.events("worker.session.lost")), "a refusal")
+    assert served.rows("SELECT DISTINCT status::text FROM dl_jobs") == [("running",)]
+    database.admin("ALTER SYSTEM SET autovacuum_naptime = '1s'", "SELECT pg_reload_conf()")
+    short.ends_well()
+    served.works()
+    long.ends_well()
+    until(lambda: status(free_port, "/ready") == 200, "the API to be content")
+    events = ("worker.end.refused", "heartbeat.failed", "worker.ownership.lost", "keeper.settle.failed")
+    assert not any(program.events(each) for each in events)
+    assert not reaper.events("reaper.roll.failed")
 
 
 @contextmanager

@@ -14,6 +14,8 @@ from dataloader.queue.reports.words import count, duration, figure, percent
 Row = Mapping[str, Any]
 LAG_SEC = periods.seconds("ALERT_LAG_SEC", 300.0)  # the wait of a due job that raises an alert
 FULL = 0.9  # of connections
+FEW_IDS = 200_000_000  # of transactions; autovacuum keeps ten times as many
+VACUUM = "VACUUM each database of the server; what holds vacuum back are old transactions and unused replication slots."
 LOCKED = "has locked dl_jobs: no job can be added or ended."
 
 
@@ -153,6 +155,8 @@ def unfit(fitness: Row) -> Iterator[Alert]:
         more = f" and {len(lacking) - 3} more rights" if len(lacking) > 3 else ""
         text = f"The farm's role lacks {', '.join(lacking[:3])}{more}."
         yield Alert(text, "Grant them again: `dataloader migrate --roles farm=NAME`, as the owner of the tables.")
+    if fitness["ids_left"] <= 0:
+        yield Alert("The server has no transaction ids left: nothing can be written.", VACUUM)
     if fitness["disk_full"]:
         yield Alert("The server's disk is full: a write failed within the last minute.", "Make room there.")
 
@@ -174,6 +178,9 @@ def _server_alerts(postgres: Row, lag_sec: float) -> Iterator[Alert]:
     # A role that may neither add nor change jobs is a reader's, which looks with `dataloader doctor --direct`.
     is_reader = {"INSERT on dl_jobs", "UPDATE on dl_jobs"} <= set(postgres["lacking"])
     yield from unfit({**postgres, "lacking": []} if is_reader else postgres)
+    if 0 < postgres["ids_left"] < FEW_IDS:
+        text = f"The server has {count(postgres['ids_left'])} transaction ids left: at 0 nothing can be written."
+        yield Alert(text, VACUUM)
     if faults := postgres["faults"]:
         number = "a fault" if len(faults) == 1 else f"{len(faults)} faults; the first"
         advice = "`dataloader check` names each with its remedy."

@@ -84,8 +84,8 @@ status = 'queued' AND blocked_on IS NULL;
 status = 'queued' AND blocked_on = 'time';
 
 -- name: of_key
--- Served by ix_dl_jobs_parked_keys.
-enum_eq(status, 'queued') AND blocked_on = 'key';
+-- Served by ix_dl_jobs_parked_keys, whose order it names: ix_dl_jobs_queued, with all queued jobs, would look as cheap.
+enum_eq(status, 'queued') AND blocked_on = 'key' ORDER BY hashtext(lock_key), queue, lock_key;
 
 -- name: of_limit
 -- Served by ix_dl_jobs_limit_turn.

@@ -4,6 +4,7 @@ Measured in buffers that a whole call touches, in a worker's session: with the p
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import psycopg
@@ -16,7 +17,7 @@ from dataloader.cli import main
 from dataloader.cli.doctor import diagnose_claim
 from dataloader.queue import db, lifecycle
 from dataloader.queue.reports import keys as of_keys
-from dataloader.queue.reports import postgres, stats
+from dataloader.queue.reports import postgres, stats, tallies
 
 MILLION, THOUSAND = 1_000_000, 1_000
 KEYS = 64
@@ -376,13 +377,13 @@ def test_a_page_of_keys_costs_the_same_beside_a_key_with_a_hundred_thousand_jobs
     assert touched(conn, stats._SQL["keys"], most=1_000, most_keys=1_000) < 6_000
 
 
-def pages_of_list(conn: Conn, wanted: stats.Wanted) -> int:
-    """The pages of dl_jobs and its indexes that the first page of a list reads."""
+def pages_read(conn: Conn, read: Callable[[], object]) -> int:
+    """The pages of dl_jobs and its indexes that a function reads."""
     fetched = "SELECT sum(pg_stat_get_xact_blocks_fetched(oid)) FROM (SELECT 'dl_jobs'::regclass AS oid UNION"
     fetched += " SELECT indexrelid FROM pg_index WHERE indrelid = 'dl_jobs'::regclass) of_jobs"
     with conn.transaction():
         before = value(conn, fetched)
-        assert len(stats.jobs(conn, wanted, 50).jobs) == 50
+        read()
         return int(value(conn, fetched) - before)
 
 
@@ -404,8 +405,22 @@ def test_lists_of_dead_jobs_and_of_retries_sort_no_more_than_a_page_with_stale_s
         for status in ("dead", "failed", "lost", "retries")
         for more in ({}, {"task": "t"}, {"queue": "q3"}, {"queue": "q3", "task": "t"})
     ]
-    costs = {(each.status, each.task, each.queue): pages_of_list(conn, each) for each in lists}
-    assert {named: cost for named, cost in costs.items() if cost > 1_500} == {}
+    assert all(len(stats.jobs(conn, wanted, 50).jobs) == 50 for wanted in lists)
+    costs = {wanted: pages_read(conn, partial(stats.jobs, conn, wanted, 50)) for wanted in lists}
+    assert {wanted: cost for wanted, cost in costs.items() if cost > 1_500} == {}
+
+
+@pytest.mark.long
+def test_a_tally_reads_no_more_than_it_counts_with_stale_statistics(conn: Conn) -> None:
+    """The planner last saw parked jobs; most are ready by now."""
+    conn.execute("ALTER TABLE dl_jobs SET (autovacuum_enabled = false)")
+    with quietly(conn):
+        many(conn, 20_000, queue="'q' || i % 5", blocked_on="'key'")
+        conn.execute("ANALYZE dl_jobs")
+        many(conn, 50_000, queue="'q' || i % 5")
+    for queue in ("q3", None):
+        assert pages_read(conn, partial(tallies.tally, conn, stats.Wanted(queue=queue))) < 25_000
+        assert pages_read(conn, partial(tallies.tally, conn, stats.Wanted(queue=queue, task="x"))) < 25_000
 
 
 def test_no_function_that_reads_by_indexes_alone_is_compiled(conn: Conn) -> None:

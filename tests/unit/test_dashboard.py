@@ -262,33 +262,20 @@ def test_the_reason_of_a_state_is_a_line(job: dict[str, Any], reason: str) -> No
     assert pages.reason_of(JOB | job, "its key is busy") == reason
 
 
-def beat(seconds_ago: float, done: int) -> dict[str, Any]:
-    return {"kind": "heartbeat", "ts": ago(seconds_ago), "payload": {"progress": {"processed": done, "total": 100}}}
-
-
-PICKED = {"kind": "picked", "ts": ago(100), "payload": {"attempt": 1}}
-
-
 @pytest.mark.parametrize(
-    ("done", "events", "claims", "left"),
+    ("done", "claims", "left"),
     [
-        (50, [PICKED], 1, 100.0),  # as fast as from its start
-        (50, [PICKED], 2, None),  # it may have begun at a checkpoint
-        (50, [PICKED, beat(60, 40)], 2, 250.0),  # 10 in 50 s; the report of the 50 is 10 s old, so 240 s are left
-        (50, [beat(500, 1), PICKED, beat(60, 40)], 2, 250.0),  # a run before does not count
-        (50, [PICKED, beat(60, 50)], 2, None),  # it stands still
-        (0, [PICKED], 1, None),
-        (100, [PICKED], 1, 0.0),
+        (50, 1, 100.0),  # as fast as from its start
+        (50, 2, None),  # it may have begun at a checkpoint
+        (0, 1, None),
+        (100, 1, 0.0),
     ],
 )
-def test_what_is_left_of_a_run_follows_from_its_own_progress(
-    done: int, events: list[dict[str, Any]], claims: int, left: float | None
-) -> None:
-    job = JOB | {"progress": {"processed": done, "total": 100}, "heartbeat_at": ago(10), "claims": claims}
-    expected = None if left is None else max(left - (10 if len(events) > 1 else 0), 0.0)
-    assert pages.remaining_sec(job, events, 100.0, NOON) == pytest.approx(expected)
-    assert pages.remaining_sec(job | {"progress": "none"}, events, 100.0, NOON) is None
-    assert pages.remaining_sec(job, events, None, NOON) is None
+def test_what_is_left_of_a_run_follows_from_its_own_progress(done: int, claims: int, left: float | None) -> None:
+    job = JOB | {"progress": {"processed": done, "total": 100}, "claims": claims}
+    assert pages.remaining_sec(job, 100.0) == left
+    assert pages.remaining_sec(job | {"progress": "none"}, 100.0) is None
+    assert pages.remaining_sec(job, None) is None
 
 
 def test_a_relative_time_takes_the_focus_and_has_the_instant_as_its_title() -> None:

@@ -5,7 +5,7 @@ htmx requests a page's changing part every two seconds; the answer is 304 while 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -51,7 +51,6 @@ RESULT_SHOWN = 10_000  # characters of a result on its job's page
 LATEST = 10  # jobs of a task on its page
 RUNS = 100  # of the timeline's table
 REASON_SHOWN = 160  # in characters
-MIN_INTERVAL_SEC = 1.0  # between the two reports of progress that give a rate
 TRAIL = 30  # earlier pages that the link `newer` can return to
 FILTERS = (*fields.FILTERS, "error_group")
 OF_LIST = (*FILTERS, "q", "status", "since", "until", "sort", "after")  # the parameters of a list, beside its trail
@@ -344,7 +343,7 @@ def job(job_id: str) -> Response:
         holder=waiting_for.get("job_id"),
         is_ordered=is_ordered,
         run_sec=run_sec,
-        remaining_sec=None if row["status"] != "running" or is_stuck else remaining_sec(row, events, run_sec, now),
+        remaining_sec=None if row["status"] != "running" or is_stuck else remaining_sec(row, run_sec),
         used=used,
         attempts=attempts,
         events=entries,
@@ -366,30 +365,13 @@ def reason_of(job: Mapping[str, Any], waiting: str) -> str:
     return formats.clipped(text, REASON_SHOWN)
 
 
-def remaining_sec(
-    job: Mapping[str, Any], events: Sequence[Mapping[str, Any]], run_sec: float | None, now: datetime
-) -> float | None:
-    """The seconds until the present run ends, at the rate since its first report; None if the rate is not known.
+def remaining_sec(job: Mapping[str, Any], run_sec: float | None) -> float | None:
+    """The seconds until the present run ends, at its rate so far; None if the rate is not known.
 
-    The rate of a run that began at a checkpoint comes only from its own reports, which heartbeats journal.
+    A later claim may have begun at a checkpoint, with progress that is not its own.
     """
-    done, at = fraction(job["progress"]), job["heartbeat_at"]
-    if not done or at is None or run_sec is None:
-        return None
-    first = next(_reports(events), None)
-    if first and (at - first[0]).total_seconds() >= MIN_INTERVAL_SEC and done > first[1]:
-        seconds: float = (at - first[0]).total_seconds() / (done - first[1]) * (1 - done) - (now - at).total_seconds()
-        return max(seconds, 0.0)
-    return run_sec / done * (1 - done) if job["claims"] <= 1 else None
-
-
-def _reports(events: Sequence[Mapping[str, Any]]) -> Iterator[tuple[datetime, float]]:
-    """The time and the progress of each journaled heartbeat of the latest run, the oldest first."""
-    begin = max((nth for nth, event in enumerate(events) if event["kind"] == "picked"), default=len(events))
-    for event in events[begin:]:
-        done = fraction((event["payload"] or {}).get("progress")) if event["kind"] == "heartbeat" else None
-        if done is not None:
-            yield event["ts"], done
+    done = fraction(job["progress"])
+    return run_sec / done * (1 - done) if done and run_sec is not None and job["claims"] <= 1 else None
 
 
 def _queue_row(conn: db.Connection, queue: str) -> dict[str, Any]:

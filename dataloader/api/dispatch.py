@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 from urllib.parse import urlencode
 
 from flask import Blueprint, Response, current_app, g, jsonify, request, url_for
@@ -17,7 +17,7 @@ from pydantic_core import to_jsonable_python
 
 from dataloader import ops
 from dataloader.api.web import auth, cache, long_poll
-from dataloader.api.web.endpoint import JSON, job_id, operation, session
+from dataloader.api.web.endpoint import JSON, job_id, session
 from dataloader.config import Settings
 from dataloader.model.farm import Fault
 from dataloader.model.reading import written
@@ -83,13 +83,30 @@ def _rule(op: Op) -> str:
     return "/".join([*parts, last])
 
 
-def _view(op: Op) -> Any:
+class Models(NamedTuple):
+    """The models of the parameters in a path (but a job's id), a query and a body."""
+
+    path: type[BaseModel]
+    query: type[BaseModel]
+    body: type[BaseModel] | None
+    body_may_be_empty: bool
+
+
+def models(op: Op) -> Models:
+    """The models by which requests for an operation are checked."""
     rest = [name for name in op.parameters if name not in op.in_path]
     base = Texts if _NAMED.isdisjoint(op.in_path) else Named
-    path_model = op.model([name for name in op.in_path if name != "job_id"], Texts, "Path")
-    query_model = op.model(() if op.method != "GET" else rest, base, "Query", is_text=True)
-    body_model = (op.body or op.model(rest, Input, "Body")) if op.method in ("POST", "PUT") else None
-    may_be_empty = body_model is not None and not any(op.parameters[name].is_required for name in rest)
+    body = (op.body or op.model(rest, Input, "Body")) if op.method in ("POST", "PUT") else None
+    return Models(
+        op.model([name for name in op.in_path if name != "job_id"], Texts, "Path"),
+        op.model(() if op.method != "GET" else rest, base, "Query", is_text=True),
+        body,
+        body is not None and not any(op.parameters[name].is_required for name in rest),
+    )
+
+
+def _view(op: Op) -> Any:
+    path_model, query_model, body_model, may_be_empty = models(op)
     texts = [bound for each in op.parameters.values() for bound in bounds(each.annotation)]
     is_batch = any(getattr(bound, "max_length", 0) >= BATCH_JOBS for bound in texts)
     limit = BATCH_LIMIT if is_batch else checks.BODY_LIMIT
@@ -115,18 +132,7 @@ def _view(op: Op) -> Any:
         return _paged(written(answer), answer.next) if op.is_page else jsonify(written(answer))
 
     view.__name__, view.__doc__ = op.name, op.function.__doc__
-    declared = operation(
-        op.subject,
-        op.answer,
-        path=path_model,
-        query=query_model,
-        body=body_model,
-        body_may_be_empty=may_be_empty,
-        headers=op.headers,
-        errors=op.errors,
-        leads_to_jobs=op.links or None,
-    )
-    return auth.require(*op.scope)(declared(view))
+    return auth.require(*op.scope)(view)
 
 
 def _query(model: type[BaseModel]) -> dict[str, Any]:

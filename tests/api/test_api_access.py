@@ -16,9 +16,9 @@ from flask.testing import FlaskClient
 from structlog.testing import capture_logs
 
 from dataloader import log
-from dataloader.api.v1.openapi import path_of
 from dataloader.api.web import auth, tokens
 from dataloader.cli.main import main
+from tools.openapi import path_of
 
 JOB = "/api/v1/jobs/01890a5d-ac96-474b-8cce-b302099a8057"
 SCOPES = ("read", "trigger", "operate")  # and the names of the tokens, of which each has one

@@ -20,7 +20,7 @@ from schemathesis.config import SchemathesisConfig
 
 from dataloader import config
 from dataloader.api import create_app
-from dataloader.api.v1 import openapi
+from tools import openapi
 
 pytestmark = [
     pytest.mark.long,

@@ -9,10 +9,10 @@ from flask import Blueprint, current_app
 
 import dataloader
 from dataloader.api.web import auth
-from dataloader.api.web.endpoint import operation, session
+from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import RETRY_AFTER_SEC
 from dataloader.config import Settings
-from dataloader.model.farm import Fault, Health, Info, Ready, Running
+from dataloader.model.farm import Fault
 from dataloader.ops.errors import Problem
 from dataloader.queue import db, migrations
 from dataloader.queue.reports import alerts, stats
@@ -32,7 +32,6 @@ def drain() -> None:
 
 @blueprint.get("/health")
 @auth.require()
-@operation("service", Health, uses_database=False)
 def health() -> dict[str, Any]:
     """200 while the process answers, also without the database."""
     return {"status": "healthy"}
@@ -40,7 +39,6 @@ def health() -> dict[str, Any]:
 
 @blueprint.get("/info")
 @auth.require()
-@operation("service", Info, uses_database=False)
 def info() -> dict[str, Any]:
     """The service, its version and its ENVIRONMENT."""
     settings: Settings = current_app.extensions["settings"]
@@ -49,7 +47,6 @@ def info() -> dict[str, Any]:
 
 @blueprint.get("/status", endpoint="uptime")
 @auth.require()
-@operation("service", Running, uses_database=False)
 def uptime() -> dict[str, Any]:
     """The version and the seconds since this process started."""
     seconds = round(monotonic() - _started, 3)
@@ -58,7 +55,6 @@ def uptime() -> dict[str, Any]:
 
 @blueprint.get("/ready")
 @auth.require()
-@operation("service", Ready)
 def ready() -> dict[str, Any]:
     """200 while a job could be added and ended here: the schema and the role's rights fit, and writes are possible."""
     if _drains:

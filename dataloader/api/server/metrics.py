@@ -26,7 +26,6 @@ from prometheus_client.utils import floatToGoString
 from dataloader import log, periods
 from dataloader.api.server import audit, health
 from dataloader.api.web import auth
-from dataloader.api.web.endpoint import operation
 from dataloader.api.web.sessions import Sessions
 from dataloader.queue.reports import stats
 
@@ -53,7 +52,6 @@ _log = structlog.get_logger("api")
 
 @blueprint.get("/metrics")
 @auth.require("read")
-@operation("service", "text/plain", uses_database=False)
 def metrics() -> Response:
     """Figures in Prometheus' text format, or in OpenMetrics where that is asked for."""
     encode, content_type = choose_encoder(request.headers.get("Accept", ""))

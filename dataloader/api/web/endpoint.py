@@ -1,20 +1,14 @@
-"""The declaration of an endpoint at its view, the parts of addresses, and what views share.
-
-`openapi` describes the application from these declarations.
-"""
+"""The parts of addresses, and what views share."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 from uuid import UUID
 
 from flask import current_app
-from pydantic import BaseModel
 from werkzeug.routing import BaseConverter
 
 from dataloader import ops
@@ -22,7 +16,6 @@ from dataloader.api.web.sessions import Sessions
 from dataloader.ops.errors import invalid
 from dataloader.queue import db
 
-V = TypeVar("V", bound=Callable[..., Any])
 JSON = "application/json"
 # The last parts of the addresses below a queue.
 OF_QUEUE = tuple(op.path.rpartition("/")[2] for op in ops.load().values() if op.path.startswith("/queues/{queue}/"))
@@ -54,32 +47,6 @@ class Queue(Anything):
 
 
 CONVERTERS = {"anything": Anything, "job": JobId, "queue": Queue}
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One endpoint, for its description: `query`, `body` and `answer` are models; `errors` do not follow from these."""
-
-    tag: str
-    answer: type | str
-    path: type[BaseModel] | None = None  # the parts of the path but for a job_id
-    query: type[BaseModel] | None = None
-    body: type[BaseModel] | None = None
-    body_may_be_empty: bool = False
-    headers: tuple[str, ...] = ()
-    errors: tuple[int, ...] = ()
-    uses_database: bool = True
-    leads_to_jobs: str | None = None  # where in the answer there is the id of a job
-
-
-def operation(tag: str, answer: type | str, **more: Any) -> Callable[[V], V]:
-    """Declare a view."""
-
-    def declare(view: V) -> V:
-        view.operation = Operation(tag, answer, **more)  # type: ignore[attr-defined]
-        return view
-
-    return declare
 
 
 def job_id(text: str) -> UUID:

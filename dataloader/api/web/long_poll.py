@@ -19,9 +19,8 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import job_id as parsed_job_id
-from dataloader.api.web.endpoint import operation, session
+from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import retry_after
-from dataloader.model.jobs import Status
 from dataloader.ops.checks import validated
 from dataloader.ops.errors import known
 from dataloader.ops.op import Texts
@@ -110,7 +109,6 @@ class StatusQuery(Texts):
 
 
 @auth.require("read", "trigger")
-@operation("jobs", Status, query=StatusQuery, headers=("If-None-Match",), errors=(304,))
 def status(job_id: str) -> Response:
     """The job as it is now, or with `wait` once it has changed; 404 when there is none.
 

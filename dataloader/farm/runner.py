@@ -55,6 +55,7 @@ TARGET_IS_AHEAD = "the target has a newer checkpoint than the queue: the next ru
 LEAP_SEC = periods.seconds("LEAP_SEC", 10.0)  # for the answer to a leap
 T = TypeVar("T")
 Place = tuple[Callable[..., Any] | None, str]  # a pipeline's `prepare`, and an affinity key
+Begin = Callable[[fence.Standing | None], AbstractContextManager[psycopg.Connection[Any]]]
 _log = structlog.get_logger("worker")
 
 
@@ -341,15 +342,12 @@ class Execution:
     @contextmanager
     def transaction(self, dsn: str | None) -> Iterator[psycopg.Connection[Any]]:
         """A transaction in the target database; it rolls back when the run has to stop before the commit."""
-        checkpoints = self._checkpoints
-        assert checkpoints is not None  # noqa: S101  the run has a context
-        standing = checkpoints.standing(dsn is None)
-        with self._fenced(dsn, standing) as conn, checkpoints.within(standing):
+        assert self._checkpoints is not None  # noqa: S101  the run has a context
+        with self._checkpoints.transaction(dsn is None, partial(self._fenced, dsn)) as conn:
             with own_process():  # the session is the parent's
                 yield conn
             if self._lease.must_stop_now():
                 raise Stopped
-        checkpoints.committed(standing)
 
     @contextmanager
     def _fenced(self, dsn: str | None, standing: fence.Standing | None) -> Iterator[psycopg.Connection[Any]]:
@@ -507,24 +505,23 @@ class Checkpoints:
         """Whether the run has come further than where it began."""
         return self.latest is not None and self.latest.value != self._begin.value
 
-    def standing(self, is_target: bool) -> fence.Standing | None:
-        """For a transaction that is about to begin, in the target or elsewhere; None where it has no checkpoints."""
-        return fence.Standing(self._lease.job.job_id) if is_target and self.latest is not None else None
-
     @contextmanager
-    def within(self, standing: fence.Standing | None) -> Iterator[None]:
-        """The block of a transaction that has begun: what is saved is committed with it. Raises Stopped, see above."""
-        if standing is not None and self.latest is not None and standing.newest.mark > self.latest.mark:
-            self._keep(standing.newest)
-            self._lease.end(End.HANDED_BACK, TARGET_IS_AHEAD)
-            raise Stopped
-        self._open.append(standing)
-        try:
-            yield
-        finally:
-            self._open.remove(standing)
+    def transaction(self, is_target: bool, begin: Begin) -> Iterator[psycopg.Connection[Any]]:
+        """A transaction in the target or elsewhere; in the target it commits what is saved in it.
 
-    def committed(self, standing: fence.Standing | None) -> None:
+        Raises Stopped, see above.
+        """
+        standing = fence.Standing(self._lease.job.job_id) if is_target and self.latest is not None else None
+        with begin(standing) as conn:
+            if standing is not None and self.latest is not None and standing.newest.mark > self.latest.mark:
+                self._keep(standing.newest)
+                self._lease.end(End.HANDED_BACK, TARGET_IS_AHEAD)
+                raise Stopped
+            self._open.append(standing)
+            try:
+                yield conn
+            finally:
+                self._open.remove(standing)
         if standing is not None and standing.saved is not None:
             self._keep(standing.saved)
 

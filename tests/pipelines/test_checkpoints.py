@@ -10,6 +10,7 @@ from judging import Load, Rows, fails_for_good
 
 from dataloader.farm.runner import TARGET_IS_AHEAD, Checkpoints
 from dataloader.pipelines import Context, Progress, register
+from dataloader.queue.job import Checkpoint
 from dataloader.testing import run as run_job
 
 SEEN: list[Any] = []  # where the runs of this process began
@@ -90,15 +91,15 @@ def test_a_run_killed_between_the_commit_and_the_queue_is_not_repeated(
     job: Load, rows: Rows, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     """The queue has the checkpoint before, or none; the next run asks the target, or finds it in its transaction."""
-    committed, left = Checkpoints.committed, iter(range(after, 0, -1))
+    keep, left = Checkpoints._keep, iter(range(after, 0, -1))
     parent = os.getpid()
 
-    def dying(self: Checkpoints, standing: Any) -> None:
+    def dying(self: Checkpoints, checkpoint: Checkpoint) -> None:
         if os.getpid() != parent and next(left) == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        committed(self, standing)
+        keep(self, checkpoint)
 
-    monkeypatch.setattr(Checkpoints, "committed", dying)
+    monkeypatch.setattr(Checkpoints, "_keep", dying)
     result = job(writes, crash_at=100)
     assert result.status == "succeeded"
     assert rows("SELECT number, count(*) FROM written GROUP BY 1 ORDER BY 1") == [(n, 2) for n in range(1, 5)]

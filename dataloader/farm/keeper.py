@@ -40,7 +40,7 @@ TICK_SEC = 0.25
 ANSWER_SEC = periods.seconds("KEEPER_ANSWER_SEC", 10.0)  # the longest wait for an answer of the server
 LOCK_SEC = 2.0  # for a lock that another session has
 SILENT_SEC = 1.0  # from a claim until the keeper hands back what waits behind a run that holds the GIL
-# How long the keeper searches for the worker of a cancelled job: its slot may not show the job yet.
+# How long the keeper asks which runs are cancelled: the slot of a job's worker may not show the job yet.
 HEARD_SEC = periods.seconds("HEARD_SEC", 5.0)
 # How long a keeper in a drain tries to recover the last jobs.
 LAST_RECOVERY_SEC = periods.seconds("LAST_RECOVERY_SEC", 5.0)
@@ -75,9 +75,8 @@ class Keeper:
         self._session = Session(begin, self._resume, outage, "keeper.session.lost")
         self._supervisor = shared.supervisor
         self._retry_at = 0.0
-        self._asked: dict[str, float] = {}  # the cancelled jobs, and until when to search for their workers
         self._has_settled = False  # whether the jobs of this host's earlier, dead workers are settled
-        self._ask_all = True  # a cancellation may have come without a session
+        self._ask_until = 0.0  # until then a run may be canceled
         self._leave_at: float | None = None
         self._registry = WorkerRegistry(Host(settings), self._shared.reload)
         self._stuck = StuckRuns()
@@ -139,18 +138,18 @@ class Keeper:
     def _enforce_cancellations(self, conn: db.Connection) -> None:
         """Let the supervisor interrupt cancelled runs, because a C call may hold a worker's GIL."""
         self._hears_of_cancellations(conn)
+        if now() > self._ask_until:
+            return
         held_by = [(slot, held) for slot in self._shared.used() if (held := slot.held())]
         holders = {job_id: (slot, held) for slot, held in held_by for job_id in held.job_ids}
-        asked = [job_id for job_id in holders if self._ask_all or str(job_id) in self._asked]
-        for job_id, is_forced in (lifecycle.cancellations(conn, asked) if asked else {}).items():
+        for job_id, is_forced in (lifecycle.cancellations(conn, list(holders)) if holders else {}).items():
             slot, held = holders[job_id]
             grace = 0.0 if is_forced else self._settings.dl_cancel_grace_sec
-            slot.cancel_at = math.inf if grace is None else now() + grace
-            slot.canceled = held.generation
-            call_parent(self._supervisor)  # it interrupts and ends runs
-        self._ask_all = False
-        done = set(map(str, asked))
-        self._asked = {job: until for job, until in self._asked.items() if job not in done and until > now()}
+            stop_at = math.inf if grace is None else now() + grace
+            if slot.canceled != held.generation or stop_at < slot.cancel_at:
+                slot.cancel_at = stop_at
+                slot.canceled = held.generation
+                call_parent(self._supervisor)  # it interrupts and ends runs
 
     def _recover(self, conn: db.Connection, slot: Slot) -> None:
         """Recover the jobs of this slot's dead worker; where the database refuses that, the reaper does later."""
@@ -191,7 +190,7 @@ class Keeper:
 
     def _resume(self, session: Plain, lost: Sequence[Plain]) -> None:
         lifecycle.listen_for_cancellations(session.conn)
-        self._ask_all = True
+        self._ask_until = now() + HEARD_SEC  # a cancellation may have come without a session
 
     def _settle_the_gone(self, conn: db.Connection) -> None:
         """Recover, once, jobs of this host's workers that are gone with their supervisor: no other keeper does."""
@@ -203,10 +202,10 @@ class Keeper:
                 self._has_settled &= job.status is not None  # else a row is locked, and the next tick tries again
 
     def _hears_of_cancellations(self, conn: db.Connection) -> bool:
-        """Read which jobs are cancelled; for HEARD_SEC the keeper searches for workers that may begin them."""
-        asked = [note.payload for note in read(conn)]
-        self._asked |= dict.fromkeys(asked, now() + HEARD_SEC)
-        return bool(asked)
+        """Whether running jobs are cancelled; for HEARD_SEC the keeper asks for those of the runs that it sees."""
+        if has_heard := bool(read(conn)):
+            self._ask_until = now() + HEARD_SEC
+        return has_heard
 
     def _sleep(self, *others: int) -> None:
         """Wait for TICK_SEC, a signal, a birth or one of the file descriptors `others`."""

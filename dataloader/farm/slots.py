@@ -12,7 +12,7 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from enum import IntEnum
@@ -365,21 +365,15 @@ class SharedSlots:
         states = [other.state for other in self.others(slot)]
         return Siblings(len(states), states.count(State.IDLE))
 
-    def has_empty_claim(self, slot: Slot, since: float) -> bool:
-        """True if an idle sibling has sent a claim since then and got no job."""
-        is_any_idle = State.IDLE in self._states.tolist()
-        return is_any_idle and any(other.state == State.IDLE for other in self._with_empty_claim(slot, since))
-
     def due_by_sibling(self, slot: Slot, since: float) -> float | None:
         """The due time of the next row of these queues, by a sibling's empty claim after `since`; else None.
 
         That claim has seen every row for which a notification heard at `since` was sent.
         """
-        return next((other.due_at for other in self._with_empty_claim(slot, since)), None)
-
-    def _with_empty_claim(self, slot: Slot, since: float) -> Iterator[Slot]:
-        kin = (slot.kind, slot.reload)  # other workers may claim from another database
-        return (other for other in self.slots if other.empty_claim_at >= since and (other.kind, other.reload) == kin)
+        for other in self.slots:  # workers of another reload may claim from another database
+            if other.empty_claim_at >= since and (other.kind, other.reload) == (slot.kind, slot.reload):
+                return other.due_at
+        return None
 
 
 def files_needed(workers: int) -> int:

@@ -21,7 +21,7 @@ from dataloader import log, periods, pipelines
 from dataloader.config import ConfigError, Settings
 from dataloader.farm import process
 from dataloader.farm.admission import Admission, Host, needs_of
-from dataloader.farm.batch import LOCKED_SEC, REPORT, Batch, Preference, facts_of
+from dataloader.farm.batch import LOCKED_SEC, REPORT, TICK_SEC, Batch, Preference, facts_of
 from dataloader.farm.capture import Capture, beyond
 from dataloader.farm.common_log import FarmOutage, is_first, once
 from dataloader.farm.failures import headline, own_stack
@@ -44,8 +44,6 @@ from dataloader.queue.run_log import RunLog
 
 START_TURN_SEC = 0.1  # between two checks of a worker that waits for on_farm_start in another one
 TURN_SEC = 0.002  # a farm's first idle worker claims at once, the next after this, two after twice this
-GIVE_SEC = 0.01  # of waiting jobs that an idle sibling is worth: to hand them back costs a millisecond or two
-GLANCE_SEC = 0.001  # between two checks for idle siblings, because a check costs more than the shortest run
 RUN = log.Template("metric", "job.run", {"queue": str, **REPORT})
 LEARN_SEC = periods.seconds("LEARN_SEC", 60.0)  # between two readings of the resources that runs of tasks have used
 ANSWER_SEC = periods.seconds("WORKER_ANSWER_SEC", 10.0)  # the longest wait for an answer of the server
@@ -114,7 +112,6 @@ class Worker:
         self._claim_sec = 0.0  # how long claims take lately; turns are no shorter, or a slow server would get a crowd
         self._due_in: float | None = None  # seconds until the next due row, as of the last claim
         self._meter = process.Meter()
-        self._glanced_at = 0.0  # for idle siblings
         self._learn_at = 0.0  # when to learn again what runs need
         process.adopt_orphans()
 
@@ -358,13 +355,9 @@ class Worker:
             return TOOK_LONGER
         if not self._sound:
             return "not started: the worker is replaced"
-        at = now()
-        # Not the first one, or two workers could hand it to each other for ever. No more than a sibling is worth, and
-        # at most every GLANCE_SEC.
-        if not count or len(self.batch.waiting) * (at - began) / count < GIVE_SEC or at < self._glanced_at + GLANCE_SEC:
-            return ""
-        self._glanced_at = at
-        return "not started: an idle worker may take it" if self.shared.has_empty_claim(self.slot, self._sent) else ""
+        # Not the first one, or two workers could hand it to each other for ever.
+        is_late = count > 0 and now() > began + TICK_SEC
+        return "not started: an idle worker may take it" if is_late and self.shared.siblings(self.slot).idle else ""
 
     def _run(self, delivery: Delivery) -> None:
         """Run the jobs of a delivery of the latest claim; the batch keeps their ends. The cost is the first one's."""

@@ -73,9 +73,11 @@ class Session(httpx.Client):
         number of rows or of the page; `name` is that parameter, by default `cursor`, `offset` or `page`. `rows` and
         `cursor` are paths such as "data.items" in the JSON of an answer; without `rows` the answer is the list. `begin`
         is the `next` of the page before, from a checkpoint; for False there are no pages. `options` are those of httpx,
-        such as `headers`. Raises PermanentError where an answer has no such list, or leads to another server.
+        such as `headers`. Raises PermanentError where an answer has no such list, leads to another server or has the
+        rows of the page before it, and Unreachable where it is no JSON.
         """
         asked: Any
+        last: Any = None
         here: Any = {"offset": 0, "page": 1}.get(by) if begin is None else begin
         while here is not False:
             if by == "link":
@@ -85,11 +87,17 @@ class Session(httpx.Client):
             if asked or self.params:  # httpx puts them in the place of the URL's own
                 asked = httpx.URL(url).params.merge(asked)
             answer = self.get(url, params=asked or None, **options)
-            found = _at(answer.json(), rows)
+            document, host = _document(answer), answer.url.host
+            found = _at(document, rows)
             if not isinstance(found, list):
                 where = f"under {rows!r}" if rows else "as a whole"
-                raise PermanentError(f"rows: the answer of {answer.url.host} should be a list {where}")
-            here = _next(by, answer, cursor, here, len(found))
+                raise PermanentError(f"rows: the answer of {host} should be a list {where}")
+            before, here = here, _next(by, answer, document, cursor, here, len(found))
+            if here == before and not found:  # one cursor for all pages, as of Elasticsearch
+                here = False
+            elif found and found == last:
+                raise PermanentError(f"{host}: two pages in turn are equal; does it give pages by {name or by}?")
+            last = found
             if found or by in ("link", "cursor"):
                 yield Page(found, here)
 
@@ -139,10 +147,18 @@ def _require_answer(response: httpx.Response) -> None:
         raise BadStatus(host, status)
 
 
-def _next(by: str, answer: httpx.Response, cursor: str, here: Any, count: int) -> Any:
+def _document(answer: httpx.Response) -> Any:
+    try:
+        return answer.json()
+    except ValueError:  # its text may have a part of the answer
+        host, status = answer.url.host, answer.status_code
+    raise http.Unreachable(f"{host} answered {status} with what is no JSON, or is cut")
+
+
+def _next(by: str, answer: httpx.Response, document: Any, cursor: str, here: Any, count: int) -> Any:
     """Where the next page begins; False behind the last one."""
     if by == "cursor":
-        return _at(answer.json(), cursor) or False
+        return _at(document, cursor) or False
     if by != "link":
         return here + (count if by == "offset" else 1) if count else False
     if not (link := answer.links.get("next", {}).get("url")):

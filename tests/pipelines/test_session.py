@@ -131,6 +131,41 @@ def test_behind_the_last_page_nothing_is_asked_for(ask: Callable[..., Any], api:
     assert (len(api.got), ends[2:]) == (3, [False])
 
 
+def pages_of(answers: list[Any]) -> Callable[[httpx.Request], httpx.Response]:
+    """An API that gives these documents in turn, the last one again and again; a text is a body as it is."""
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        document = answers.pop(0) if len(answers) > 1 else answers[0]
+        return httpx.Response(200, content=document if isinstance(document, str) else json.dumps(document))
+
+    return answer
+
+
+def read_by_cursor(context: Context) -> list[Any]:
+    return [page.rows for page in context.http.pages("https://shop.example/x", "cursor", rows="rows", name="after")]
+
+
+def test_a_cursor_that_stays_is_read_up_to_an_empty_page_but_not_for_ever(ask: Callable[..., Any]) -> None:
+    first, second, empty = ({"rows": rows, "next": "same"} for rows in ([1], [2], []))
+    assert ask(read_by_cursor, http=pages_of([first, second, empty])).result == [[1], [2], []]
+    error = "shop.example: two pages in turn are equal; does it give pages by after?"
+    fails_for_good(ask(read_by_cursor, http=pages_of([first, second])), error)
+
+
+def test_an_api_that_does_not_know_the_parameter_of_a_page_is_not_asked_for_ever(ask: Callable[..., Any]) -> None:
+    result = ask(lambda context: [*context.http.pages("https://shop.example/x", "page")], http=pages_of([[1]]))
+    fails_for_good(result, "two pages in turn are equal; does it give pages by page?")
+
+
+@pytest.mark.parametrize("body", ['{"rows": [{"id": 1, "canary', "<html>canary</html>", ""])
+def test_an_answer_that_is_no_json_is_asked_for_again(ask: Callable[..., Any], body: str) -> None:
+    assert ask(read_by_cursor, http=pages_of([body, {"rows": [1]}]), max_attempts=2).result == [[1]]
+    result = ask(read_by_cursor, http=pages_of([body]))
+    assert result.status == "failed"
+    assert "shop.example answered 200 with what is no JSON" in result.error
+    assert "canary" not in result.error
+
+
 def test_headers_may_have_letters_and_an_answer_no_body(ask: Callable[..., Any], api: Api) -> None:
     api.first["/any"] = [(200, {"Content-Disposition": "attachment; filename=Größe.csv"})]
     got = ask(lambda context: context.http.get(f"{api.url}/any").headers["Content-Disposition"])

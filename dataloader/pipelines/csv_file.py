@@ -22,6 +22,7 @@ from pydantic import AfterValidator, Field
 
 from dataloader.pipelines import Arguments, Context, PermanentError, Progress, csv_table, register, validated
 from dataloader.pipelines.csv_table import (
+    END,
     LONGEST_RECORD,
     Batch,
     Block,
@@ -337,20 +338,23 @@ class CsvFile(FileSource):
             line += copied.lines if copied else len(re.findall(b"\r\n?|\n", text))
         self._stream.seek(mark)
 
-    def _batch(self) -> tuple[int, Batch] | None:
+    def _batch(self) -> tuple[int, Block | Batch] | None:
         """The next chunk, which begins with a record, if it is copied."""
         self._waiting = mark, text, line, copied, end = self._waiting or next(self._chunks)
         if isinstance(text, str) or not copied or line != self._line:
             return None
+        if self._chunk:  # as text
+            self._mark, self._chunk, self._lines = mark, "", io.StringIO()
+            return line + 1, END
         self._waiting, self._mark, self._chunk, self._lines = None, mark + len(text), "", io.StringIO()
         self._end = end
         self._count += copied.records
         self._line += copied.lines
 
-        def block() -> Block:
-            return self._fitted(line + 1, Block(_ends_by_lf(text.decode()), copied.records))
+        def singles(number: int) -> Iterator[tuple[int, str]]:
+            return self._fitted(number, Block(_ends_by_lf(text.decode()), copied.records)).singles(number)
 
-        return line + 1, Batch(copied.records, len(text), copied.binary, block)
+        return line + 1, Batch(copied.records, len(text), copied.binary, singles)
 
     def _advance(self) -> None:
         """Read the next chunk; it ends where a line does."""

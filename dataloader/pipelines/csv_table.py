@@ -167,7 +167,7 @@ class Batch(NamedTuple):
     records: int
     bytes: int
     binary: Sequence[Any] | None  # a whole binary COPY; None where PostgreSQL has to read the text
-    block: Callable[[], Block]  # their text
+    singles: Callable[[int], Iterable[tuple[int, str | Rejected]]]  # the records; the number is that of the first
 
 
 class Place(NamedTuple):
@@ -181,6 +181,7 @@ class Place(NamedTuple):
     repeated_headers: int = 0
 
 
+END = Block("", 0)  # of the batch that COPY gets as text: rows of Arrow come next
 Text = str | Block
 Item = Text | Rejected | Batch
 
@@ -679,7 +680,7 @@ class Table:
         if not isinstance(first, Batch):
             self._copy_as_text(items if first is None else chain([(number, first)], items))
         elif not first.binary or not self._copied_in_binary(first.binary):
-            singles = first.block().singles(number)  # behind wrong rows a batch is smaller than a Batch
+            singles = iter(first.singles(number))  # behind wrong rows a batch is smaller than a Batch
             while (single := next(singles, None)) is not None:
                 self._copy_as_text(chain([single], singles))
             self.is_done = False
@@ -710,10 +711,18 @@ class Table:
             elif isinstance(item, Rejected):
                 rejects.append((number, item))
                 rows, size = rows + 1, size + len(item.text)
+            elif isinstance(item, Batch):  # it follows records of another file
+                for at, single in item.singles(number):
+                    if isinstance(single, Rejected):
+                        rejects.append((at, single))
+                    else:
+                        yield at, single
+                rows, size = rows + item.records, size + item.bytes
+            elif item is END:
+                return
             else:
-                block = item.block() if isinstance(item, Batch) else item  # it follows records of another file
-                yield number, block
-                rows, size = rows + block.records, size + len(block.text)
+                yield number, item
+                rows, size = rows + item.records, size + len(item.text)
             if rows >= self.batch_rows or size > _BATCH_SIZE or len(rejects) > self._wanted.max_errors:
                 return
         self.is_done = True

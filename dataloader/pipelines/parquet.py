@@ -219,7 +219,12 @@ def copied(batches: Iterable[Any], size: int, stored: Sequence[str], block: Call
     from dataloader.pipelines.binary_copy import encoded, gathered
 
     for batch in gathered(batches, size, _BATCH_ROWS, _BATCH_BYTES):
-        yield Batch(batch.num_rows, batch.nbytes, encoded(batch, stored) if stored else None, partial(block, batch))
+        binary = encoded(batch, stored) if stored else None
+        yield Batch(batch.num_rows, batch.nbytes, binary, partial(_singles, block, batch))
+
+
+def _singles(block: Callable[[Any], Block], batch: Any, number: int) -> Iterator[tuple[int, str]]:
+    return block(batch).singles(number)
 
 
 def block_of(batch: Any) -> Block:

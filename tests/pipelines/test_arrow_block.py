@@ -261,12 +261,13 @@ def test_a_small_file_and_one_without_pyarrow_come_as_text(
     assert (rows("SELECT count(*) FROM t"), "binary" in ways) == ([(500,)], False)
 
 
+@pytest.mark.parametrize("size", [30, 20_000])
 def test_a_wrong_record_costs_its_neighbours_alone_the_quick_way(
-    job: Load, rows: Rows, lines: Path, ways: list[Any]
+    size: int, job: Load, rows: Rows, lines: Path, ways: list[Any]
 ) -> None:
     text = lines.read_text("utf-8").replace("\n250,-7", "\n250,x").replace("\n400,-7", "\n400,40000")
     lines.write_text(text, "utf-8")
-    result = job("load.files", ARGS | {"max_errors": 2, "batch_rows": 30})
+    result = job("load.files", ARGS | {"max_errors": 2, "batch_rows": size})
     assert result.status == "succeeded", result.error
     assert rows("SELECT line FROM t_rejects ORDER BY 1") == [(2 + 2 * 250,), (2 + 2 * 400,)]
     texts = [way for way in ways if way != "binary"]

@@ -6,7 +6,6 @@ reading.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
-from dataloader.pipelines.binary_copy import encoded, takes_texts
+from dataloader.pipelines.binary_copy import encoded, exact, takes_texts
 from dataloader.pipelines.parquet import widened
 
 _QUOTE, _END, _RETURN = b'"\n\r'
@@ -85,8 +84,6 @@ def reader(
 
 def _type(kind: str) -> Any:
     """PURE: the type of Arrow as which a field of this type is read, a text too; None where Arrow cannot."""
-    if exact := re.fullmatch(r"numeric\((\d+),(\d+)\)", kind):
-        digits, scale = map(int, exact.groups())
-        if scale <= digits <= 18 - scale:  # Arrow moves the point of so many digits unchecked, and 64 bits are written
-            return pa.decimal128(digits, scale)
+    if (decimal := exact(kind)) and decimal.precision + decimal.scale <= 18:  # Arrow moves the point unchecked
+        return decimal
     return _TYPES.get(kind) or (pa.string() if takes_texts(kind) else None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ _FORMS: dict[str, tuple[str, Any]] = {
     **{kind: (_WHOLE, of) for kind, of in _INTEGERS.items()},
     **{"numeric": (_WHOLE + _FRACTION, None), "real": (_WHOLE + _FRACTION, pa.float32())},
     "double precision": (rf"{_WHOLE}{_FRACTION}(?:[eE][-+]?[0-9]{{1,2}})?", pa.float64()),
+    **{"boolean": ("true|false", pa.bool_()), "date": ("[0-9]{4}-[0-9]{2}-[0-9]{2}", pa.date32())},
     "timestamp without time zone": (_MOMENT, pa.timestamp("us")),
     "timestamp with time zone": (
         _MOMENT + "(?:Z|[+-](?:0[0-9]|1[0-5])(?::?[0-5][0-9])?)",
@@ -101,6 +103,13 @@ def takes_texts(kind: str) -> bool:
     return _bare(kind) in _FORMS or _bare(kind) in _TEXTS
 
 
+def exact(kind: str) -> Any:
+    """PURE: the type of Arrow that has all values of this numeric type in 64 bits; None if there is none."""
+    match = re.fullmatch(r"numeric\((\d+),(\d+)\)", kind)
+    digits, scale = map(int, match.groups()) if match else (0, 0)
+    return pa.decimal128(digits, scale) if scale <= digits and 0 < digits <= 18 else None
+
+
 def _bare(kind: str) -> str:
     """The type without its bounds: `numeric` of `numeric(12,2)`."""
     return re.sub(r"\(.*?\)", "", kind)
@@ -108,7 +117,7 @@ def _bare(kind: str) -> str:
 
 def _stored(column: Any, kind: str) -> Any:
     """The column as its type in the table has it; an error where its text may have another value there, or none."""
-    of, kind = column.type, _bare(kind)
+    of, decimal, kind = column.type, exact(kind), _bare(kind)
     if kind in _TEXTS:
         texts = texts_of(column).cast(pa.binary())
         return pc.binary_join_element_wise(b"\x01", texts, b"") if kind == "jsonb" else texts
@@ -134,6 +143,8 @@ def _stored(column: Any, kind: str) -> Any:
         form, known = _FORMS[kind]
         if pc.all(pc.match_substring_regex(column, f"^(?:{form})$")).as_py() is False:
             raise pa.ArrowInvalid("PostgreSQL reads the text")
+        with suppress(pa.ArrowInvalid):  # PostgreSQL rounds other digits
+            column = column.cast(decimal) if decimal else column
         return _stored(column.cast(known), kind) if known else column
     if not (same := _SAME.get((str(of), kind))):
         raise pa.ArrowInvalid("PostgreSQL reads the text")

@@ -786,17 +786,25 @@ class Shaped(Source):
             source.added, source.lines = added, len(self.lines)
             return source.items(place or source.begin, self._most)
         if self._most and self._shape.passing and isinstance(source, CsvFile):
-            copied = self._reader(added) if self.has_parts and self._shape.is_usual else None
+            copied = self._reader(added, source) if self.has_parts and self._shape.is_usual else None
             source.pass_in_blocks(*self._shape.passing, fitted=self._shape.fitted, copied=copied)
+            return source.items(place or source.begin, self._most)
+        from dataloader.pipelines.json_file import JsonFile
+
+        if self._most and self._shape.passing and isinstance(source, JsonFile):
+            source.copied = self._reader(added, source) if self.has_parts and self._shape.is_usual else None
+            source.fitted = self._shape.fitted
             return source.items(place or source.begin, self._most)
         return source.records(place or source.begin)
 
-    def _reader(self, added: list[Any]) -> Any:
+    def _reader(self, added: list[Any], source: Source) -> Any:
         """A reader of text into binary rows, where pyarrow is installed and the types allow it."""
         try:
-            from dataloader.pipelines import arrow_block
+            from dataloader.pipelines import arrow_block, json_block
         except ImportError:
             return None
+        if not isinstance(source, CsvFile):
+            return json_block.reader([*source.columns], self.stored, added, len(self.lines))
         others = [self.wanted.comment] if self.wanted.comment else []
         return arrow_block.reader(self.delimiter, self._shape.words, self.stored, added, len(self.lines), others)
 

@@ -6,24 +6,39 @@ Numbers keep their text, so that PostgreSQL decides about them. Objects and list
 from __future__ import annotations
 
 import codecs
+import io
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from copy import copy
 from functools import partial
 from itertools import takewhile
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dataloader.pipelines import PermanentError
-from dataloader.pipelines.csv_table import LONGEST_RECORD, PART_BYTES, UNSEEN, Place, Rejected
+from dataloader.pipelines.csv_table import (
+    END,
+    LONGEST_RECORD,
+    PART_BYTES,
+    UNSEEN,
+    Batch,
+    Block,
+    Item,
+    Place,
+    Rejected,
+)
 from dataloader.pipelines.files import Files, named, no_data
-from dataloader.pipelines.rows import Row, TypedFile, number_type, quoted
+from dataloader.pipelines.rows import Row, TypedFile, common_type, number_type, quoted
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
+    from dataloader.pipelines.arrow_block import Copied
+
 _CHUNK_BYTES = 2**16
+_COPIED_BYTES = 2**21  # of a binary COPY, of which each is a statement
 _ARRAY = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\[")
 _MEMBER = re.compile(r'[ \t\r\n{,]*+("(?:[^"\\]|\\.)*+")[ \t\r\n]*+:[ \t\r\n]*+', re.DOTALL)  # its name and colon
 _BETWEEN = re.compile("[ \t\r\n,\x1e]*+")  # objects; RFC 7464 has the last one
@@ -57,10 +72,20 @@ def _quoted_json(value: Any) -> str:
     return quoted(_written(value))
 
 
+class _Chunk(NamedTuple):
+    text: bytes  # whole lines
+    copied: Copied | None = None  # the same
+    end: int | None = None  # where the thread that reads ahead came in the file
+
+
 class JsonFile(TypedFile):
     """The objects of a file, which people know by the numbers of their first lines."""
 
     unit = "line"
+    copied: Callable[[bytes, int], Copied | None] | None = None  # as `json_block.reader` makes it
+    fitted: Callable[[int, Block], Block]  # a block as COPY gets it
+    _most = 0  # records of a copy
+    _end: int | None = None  # of what is in use, while a thread reads ahead
     as_json = dict.fromkeys((bool, Number, str, dict, list), _quoted_json) | {NoneType: lambda _: ""}
     plain = as_json | {bool: {True: "true", False: "false"}.__getitem__, Number: str, str: quoted}
 
@@ -78,13 +103,34 @@ class JsonFile(TypedFile):
         self._is_array = bool(bracket or self._around)
         begin = len(self._around) or (bracket.end() if bracket else 3 * head.startswith(codecs.BOM_UTF8))
         self.begin = Place(begin, 1 + head.count(b"\n", 0, begin))
-        sample = takewhile(lambda _: self.bytes_read < PART_BYTES or self._count == 1, self.rows(self.begin))
-        found = self._columns(sample, wanted.null)
+        found = self._types() if self.has_parts and not (self._is_array or wanted.null) else {}
+        if not found:
+            sample = takewhile(lambda _: self.bytes_read < PART_BYTES or self._count == 1, self.rows(self.begin))
+            found = self._columns(sample, wanted.null)
+            self.total = self._count if self.bytes_read < PART_BYTES else 0
         self.columns, self.has_columns = dict.fromkeys(wanted.columns, UNSEEN) | found, bool(found)
         known = named(self.names, wanted, partial(self.error, 1)) if self.columns else []
         self.columns |= dict.fromkeys((name for name in wanted.types if name not in [*known, *wanted.add]), "text")
-        if self.bytes_read < PART_BYTES:
-            self.total = self._count
+
+    def _types(self) -> dict[str, str]:
+        """The columns of the first lines with their types, where pyarrow finds them in all of these; else none."""
+        try:
+            from dataloader.pipelines import json_block
+        except ImportError:
+            return {}
+        kinds: dict[str, set[str]] = {}
+        self._file.seek(self.begin.mark)
+        for _ in range(0, PART_BYTES, _COPIED_BYTES):
+            text = self._file.read(_COPIED_BYTES) + self._file.readline(LONGEST_RECORD)
+            if (types := json_block.types_in(text) if text else {}) is None:
+                return {}
+            for name, some in types.items():
+                kinds.setdefault(name, set()).update(some)
+        return {name: common_type(some) for name, some in kinds.items()}
+
+    @property
+    def position(self) -> int:
+        return super().position if self._end is None else self._end
 
     @property
     def bytes_read(self) -> int:
@@ -113,17 +159,61 @@ class JsonFile(TypedFile):
         remedy = f'should be the way to an array of objects in the first {PART_BYTES} bytes, such as "result.items"'
         raise PermanentError(f"{self.origin}: records: {'.'.join(path)} {remedy}")
 
-    def rows(self, begin: Place) -> Iterator[tuple[int, Row | Rejected]]:
+    def items(self, begin: Place, size: int) -> Iterator[tuple[int, Item]]:
+        """The records; lines come as rows of Arrow where `copied` has them."""
+        self._most = size
+        return self.records(begin)
+
+    def rows(self, begin: Place) -> Iterator[tuple[int, Any]]:
+        self.close()
+        self._reading = None
         self._offset: int = begin.mark
         self._line, self._count = begin.line, begin.records
         self._file.seek(self._offset)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         self._text, self._at = "", 0
+        self._next: _Chunk | None = None
+        self._end: int | None = None
+        if self.copied and self._most and not self._is_array:
+            from dataloader.pipelines.binary_copy import ahead
+
+            self._reading = ahead(self._copies(self._line, self._most))
         return self._rows()
 
-    def _rows(self) -> Iterator[tuple[int, Row | Rejected]]:
+    def _copies(self, line: int, most: int) -> Iterator[_Chunk]:
+        """The file in chunks of whole lines, with their copies."""
+        size = _CHUNK_BYTES
+        while text := self._file.read(size) + self._file.readline(LONGEST_RECORD):
+            copied = self.copied(text, line) if self.copied and len(text) < 2 * _COPIED_BYTES else None
+            if copied:
+                size = min(_COPIED_BYTES, len(text) * most * 9 // (copied.records * 10))
+            yield _Chunk(text, copied if copied and copied.records <= most else None, super().position)
+            line += text.count(b"\n")
+
+    def _batch(self, chunk: _Chunk, copied: Copied) -> tuple[int, Batch]:
+        line, self._offset = self._line, self.place().mark + len(chunk.text)
+        self._text, self._at, self._next, self._end = "", 0, None, chunk.end
+        self._line += copied.records
+        self._count += copied.records
+
+        def singles(number: int) -> Iterator[tuple[int, str | Rejected]]:
+            again = copy(self)
+            again._file, again.copied, again._reading = io.BytesIO(chunk.text), None, None
+            for at, text in again.records(Place(0, number)):
+                yield at, text if isinstance(text, Rejected) else self.fitted(at, Block(f"{text}\n", 1)).text[:-1]
+
+        return line, Batch(copied.records, len(chunk.text), copied.binary, singles)
+
+    def _rows(self) -> Iterator[tuple[int, Any]]:
+        is_text = False
         while self._has_more() and not (self._is_array and self._text[self._at] == "]"):
-            line, self._count = self._line, self._count + 1
+            if self._at == len(self._text) and self._next and self._next.copied:
+                if is_text:
+                    yield self._line, END
+                is_text = False
+                yield self._batch(self._next, self._next.copied)
+                continue
+            line, self._count, is_text = self._line, self._count + 1, True
             yield line, self._row()
         if self._is_array:
             if self._at == len(self._text):
@@ -186,11 +276,15 @@ class JsonFile(TypedFile):
             return Rejected(fault, text)
 
     def _has_more(self) -> bool:
-        """Pass what is between two objects; False at the end of the file."""
+        """Pass what is between two objects, up to lines that are copied; False at the end of the file."""
         while True:
             between = _BETWEEN.match(self._text, self._at)
             self._pass(between.end() if between else 0)
             if self._at < len(self._text):
+                return True
+            if self._reading and not self._next:
+                self._next = next(self._reading, None)
+            if self._next and self._next.copied:
                 return True
             if not self._read():
                 return False
@@ -201,7 +295,11 @@ class JsonFile(TypedFile):
 
     def _read(self) -> bool:
         """Read as much again as there is of the object, and drop what is passed; False at the end of the file."""
-        data = self._file.read(max(_CHUNK_BYTES, len(self._text) - self._at))
+        if self._reading:
+            chunk, self._next = self._next or next(self._reading, _Chunk(b"")), None
+            data, self._end = chunk.text, chunk.end
+        else:
+            data = self._file.read(max(_CHUNK_BYTES, len(self._text) - self._at))
         self._offset = self.place().mark
         self._text = self._text[self._at :] + self._utf8.decode(data, final=not data)
         self._at = 0

@@ -322,7 +322,7 @@ class TypedFile(FileSource):
             if kind in _JSON or self.columns[name] in _JSON:
                 self.columns[name] = kind
 
-    def rows(self, begin: Place) -> Iterator[tuple[int, Row | Rejected]]:
+    def rows(self, begin: Place) -> Iterator[tuple[int, Any]]:
         """The rows from there on, with the numbers by which people know them; the place is `begin` at once."""
         raise NotImplementedError
 
@@ -333,11 +333,11 @@ class TypedFile(FileSource):
     def records(self, begin: Place) -> Iterator[tuple[int, str | Rejected]]:
         return self._records(self.rows(begin))
 
-    def _records(self, rows: Iterator[tuple[int, Row | Rejected]]) -> Iterator[tuple[int, str | Rejected]]:
+    def _records(self, rows: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
         names, known = list(self.columns), self.columns.keys()
         fields = [self.as_json if kind in _JSON else self.plain for kind in self.columns.values()]
         for number, row in rows:
-            if isinstance(row, Rejected):
+            if isinstance(row, tuple):  # as it is
                 yield number, row
                 continue
             if not row.keys() <= known:

@@ -1,0 +1,188 @@
+"""Lines of JSON as PostgreSQL's binary COPY, without a loop over rows: objects of one layout with one reading.
+
+A program mostly writes the objects of a file with the same names in the same order. So numpy finds the quotes and the
+names of many lines at once, and the texts between them become columns of Arrow. Other lines have no rows here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.lib.stride_tricks import sliding_window_view
+
+from dataloader.pipelines.arrow_block import Copied
+from dataloader.pipelines.binary_copy import encoded, takes_texts
+from dataloader.pipelines.parquet import widened
+
+# The characters behind a backslash, with bytes that no text has: these stand for them while quotes are found.
+_ESCAPES = {ord(of): mark for mark, of in enumerate('\\"/bfnrt', 1)}
+_MARKS = np.zeros(256, np.uint8)
+_MARKS[[1, *_ESCAPES]] = [1, *_ESCAPES.values()]
+_UNMARKED = bytes.maketrans(bytes(_ESCAPES.values()), b'\\"/\b\f\n\r\t')
+_BY_NUMBER = re.compile(rb"\\u(?!00[01]|0022|005[cC])[0-9a-fA-F]{4}")
+_NUMBER = r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?$"
+_DOUBTS = (pa.ArrowException, ValueError, LookupError, RecursionError)
+_DEEPEST = 100  # JsonFile and PostgreSQL have limits of their own
+_BARE = ("boolean", "smallint", "integer", "bigint", "real", "double precision", "numeric", "jsonb")
+
+
+def reader(
+    names: Sequence[str], stored: Sequence[str], added: Sequence[Any], lines: int
+) -> Callable[[bytes, int], Copied | None] | None:
+    """A function of whole lines and the number of the first; None where a type has no forms.
+
+    `names` are those of the first `stored` columns in the objects; the other arguments are as in `arrow_block.reader`.
+    """
+    kinds = {name: re.sub(r"\(.*?\)", "", kind) for name, kind in zip(names, stored, strict=False)}
+    if "json" in kinds.values() or not all(map(takes_texts, kinds.values())):
+        return None
+
+    def read(text: bytes, line: int) -> Copied | None:
+        try:
+            columns = _columns(text, kinds)
+        except _DOUBTS:
+            return None
+        rows = len(columns[0])
+        binary = encoded(widened(columns, rows, added, [range(line, line + rows)] * lines), stored)
+        return Copied(rows, rows, binary) if binary else None
+
+    return read
+
+
+def types_in(text: bytes) -> dict[str, set[str]] | None:
+    """The types of the values in these lines, by name; None for lines of another layout."""
+    types: dict[str, set[str]] = {}
+    try:
+        names, marked, _, spans = _read(text, has_nested=True)
+        for name, begin, end, is_quoted, is_null in zip(names, *spans, strict=True):
+            bare = _texts(pa.py_buffer(marked), begin, end, is_quoted | is_null).drop_null()
+            types[name] = _types(bare) | ({"text"} if is_quoted.any() else set())
+    except _DOUBTS:
+        return None
+    return types
+
+
+def _types(bare: Any) -> set[str]:
+    """The types of values without quotes; an error for what is no value."""
+    is_boolean, is_number = (pc.match_substring_regex(bare, form) for form in ("^(?:true|false)$", _NUMBER))
+    numbers, nested = bare.filter(is_number), bare.filter(pc.invert(pc.or_(is_boolean, is_number))).to_pylist()
+    if not all(each[0] in "[{" and json.loads(each, strict=False) is not None for each in nested):
+        raise ValueError("no JSON")
+    types = {"boolean"} if pc.any(is_boolean).as_py() else set[str]()
+    types |= {"jsonb"} if nested else set()
+    try:
+        return types | ({"bigint"} if len(numbers.cast(pa.int64())) else set())
+    except pa.ArrowInvalid:
+        return types | {"numeric"}
+
+
+def _read(text: bytes, has_nested: bool) -> tuple[list[str], bytes, set[int], tuple[Any, ...]]:
+    """The names of the objects in these lines, `_marked` text, and `_spans` there; an error for another layout."""
+    text = text.replace(b"\r\n", b"\n") if b"\r" in text else text
+    text = text if text.endswith(b"\n") else text + b"\n"
+    offsets = pa.py_buffer(np.array([0, len(text)], np.int32))
+    whole = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(text)])
+    whole.cast(pa.string())  # raises an error for what is not UTF-8
+    data = np.frombuffer(text, np.uint8)
+    if np.count_nonzero(data < ord(" ")) != text.count(b"\n") or not text.startswith(b"{"):
+        raise ValueError("a control character, or no object")
+    names = [*json.loads(text[: text.index(b"\n")])]
+    marked, marks = _marked(text, data)
+    return names, marked, marks, _spans(np.frombuffer(marked, np.uint8), names, has_nested)
+
+
+def _columns(text: bytes, kinds: dict[str, str]) -> list[Any]:
+    """The texts of the values of these lines, a column for each name; an error for lines of another layout."""
+    names, marked, marks, spans = _read(text, "jsonb" in kinds.values())
+    raw, final = pa.py_buffer(marked), pa.py_buffer(marked.translate(_UNMARKED))
+    columns = {name: pa.nulls(spans[0].shape[1], pa.string()) for name in kinds}
+    for name, begin, end, is_quoted, is_null in zip(names, *spans, strict=True):
+        if kinds[name] == "jsonb":
+            columns[name] = _escaped(_texts(raw, begin, end, is_null), marks)
+            continue
+        if kinds[name] not in _BARE and not (is_quoted | is_null).all():
+            raise ValueError("a value without quotes")
+        columns[name] = _texts(final, begin + is_quoted, end - is_quoted, is_null)
+    return [*columns.values()]
+
+
+def _marked(text: bytes, data: Any) -> tuple[bytes, set[int]]:
+    """The text with a byte in place of each character that is escaped, and these bytes."""
+    escapes = np.flatnonzero(data == ord("\\"))
+    if not len(escapes):
+        return text, set()
+    if (np.diff(escapes) == 1).any():  # the second one of two is a character
+        data = np.frombuffer(text.replace(b"\\\\", b"\\\1"), np.uint8)
+        escapes = np.flatnonzero(data == ord("\\"))
+    marks = _MARKS[data[escapes + 1]]
+    data, known = data.copy(), escapes[marks > 0]
+    data[known], data[known + 1] = 0, marks[marks > 0]
+    text = data.tobytes().translate(None, b"\0")
+    if len(known) < len(escapes):
+        if text.count(b"\\") != len(_BY_NUMBER.findall(text)):
+            raise ValueError("an escape")
+        numbered = text.decode().encode("ascii", "backslashreplace").decode("unicode_escape")
+        text = numbered.encode("utf-16", "surrogatepass").decode("utf-16").encode()  # joins halves of characters
+    return text, {*marks.tolist()} - {0}
+
+
+def _escaped(column: Any, marks: set[int]) -> Any:
+    for escape, mark in _ESCAPES.items():
+        if mark in marks:
+            column = pc.replace_substring(column, chr(mark), f"\\{chr(escape)}")
+    return column
+
+
+def _spans(data: Any, names: list[str], has_nested: bool) -> tuple[Any, Any, Any, Any]:
+    """Where the values of each line begin and end, a row for each name; whether they are in quotes, and null."""
+    ends, quotes = np.flatnonzero(data == ord("\n")), np.flatnonzero(data == ord('"'))
+    opens, closes = quotes[::2], quotes[1::2]
+    is_name = data[closes + 1] == ord(":")
+    if has_nested:
+        is_name &= _depths(data, quotes, opens) == 1
+    at = np.flatnonzero(is_name).reshape(len(ends), len(names)).T.copy()
+    names_at, behind = opens[at], closes[at] + 1
+    colon = b": " if data[behind[0, 0] + 1] == ord(" ") else b":"
+    comma = b", " if data[names_at[-1, 0] - 1] == ord(" ") else b","
+    begins = behind + len(colon)
+    stops = np.vstack([names_at[1:] - len(comma), ends - 1])
+    lines = np.append(0, ends[:-1] + 1)
+    marks = [(lines, b"{"), (ends - 1, b"}"), (stops[:-1].ravel(), comma)]
+    marks += [(where, f'"{name}"'.encode() + colon) for where, name in zip(names_at, names, strict=True)]
+    is_right = (names_at[0] == lines + 1).all() and len(data) == ends[-1] + 1
+    # A value has the quotes around it alone, or none; those within a nested one are its own.
+    is_quoted = data[begins] == ord('"')
+    text = at[is_quoted] + 1
+    is_right &= (opens[text] == begins[is_quoted]).all() and (closes[text] == stops[is_quoted] - 1).all()
+    is_null = (data[begins] == ord("n")) & (stops - begins == len(b"null"))
+    marks.append((begins[is_null], b"null"))
+    for where, mark in marks:
+        is_right &= (sliding_window_view(data, len(mark))[where] == np.frombuffer(mark, np.uint8)).all()
+    if not (is_right and (stops > begins).all()):
+        raise ValueError("another layout")
+    return begins, stops, is_quoted, is_null
+
+
+def _depths(data: Any, quotes: Any, places: Any) -> Any:
+    """In how many objects and lists each of these places is."""
+    folded = data | 0x20  # [ is { then
+    brackets = np.flatnonzero((folded == ord("{")) | (folded == ord("}")))
+    brackets = brackets[np.searchsorted(quotes, brackets) % 2 == 0]
+    depths = np.cumsum(np.where(folded[brackets] == ord("{"), 1, -1))
+    if depths.max() > _DEEPEST:
+        raise ValueError("nested too deeply")
+    return depths[np.searchsorted(brackets, places) - 1]
+
+
+def _texts(buffer: Any, begins: Any, ends: Any, is_null: Any) -> Any:
+    """The texts between these places of the buffer."""
+    offsets = np.column_stack([begins, ends]).astype(np.int32).ravel()
+    texts = pa.Array.from_buffers(pa.string(), len(offsets) - 1, [None, pa.py_buffer(offsets), buffer])
+    every_other = np.arange(0, len(offsets), 2)  # between them is the text between two values
+    return texts.take(pa.array(every_other, mask=is_null))

@@ -263,7 +263,7 @@ DELETE FROM dl_workers
 
 -- name: postgres
 -- The server for an operator. The oldest transaction is the one that holds back vacuum, or the oldest of all.
-SELECT current_setting('server_version') AS version, current_database() AS database,
+SELECT current_setting('server_version') AS version, current_database() AS database, pg_is_in_recovery() AS in_recovery,
        pg_database_size(current_database()) AS size_bytes,
        (SELECT sum(numbackends)::int FROM pg_stat_database) AS connections,
        current_setting('max_connections')::int AS max_connections,
@@ -282,11 +282,20 @@ SELECT current_setting('server_version') AS version, current_database() AS datab
        AND datname = current_database()
      ORDER BY (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) DESC, xact_start LIMIT 1) o ON true;
 
+-- name: table_locks
+-- The sessions that have locked dl_jobs: from a second on where a writer has to wait. `migrate` holds such a lock for a
+-- moment, and autovacuum gives its own to a writer.
+SELECT 'table' AS blocks, pid, usename, application_name, extract(epoch FROM statement_timestamp() - xact_start)::float8
+  FROM pg_locks JOIN pg_stat_activity USING (pid)
+ WHERE locktype = 'relation' AND relation = to_regclass('dl_jobs') AND database = datid AND datname = current_database() AND granted
+   AND application_name <> 'dl-migrate' AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+   AND mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+   AND coalesce(xact_start < statement_timestamp() - interval '1 s', true);
+
 -- name: blockers
 -- Sessions in the farm's way. Their age (of the last change of their state) is seen of this role's own sessions, and with
--- pg_read_all_stats. Of the farm's advisory locks the numbers begin with "dl" in ASCII, or are "dlogs". A lock on dl_jobs
--- counts from a second on where a writer has to wait for it; `migrate` holds one for a moment, and autovacuum gives its lock
--- to a writer. A session with several such locks is named once.
+-- pg_read_all_stats. Of the farm's advisory locks the numbers begin with "dl" in ASCII, or are "dlogs". A session with
+-- several such locks is named once.
 SELECT 'lock' AS blocks, pid, usename AS "user", application_name AS application,
        extract(epoch FROM statement_timestamp() - state_change)::float8 AS age_sec
   FROM pg_locks l JOIN pg_stat_activity a USING (pid)
@@ -295,12 +304,7 @@ SELECT 'lock' AS blocks, pid, usename AS "user", application_name AS application
    AND application_name <> 'dl-migrate'
    AND coalesce(state_change < clock_timestamp() - %(held_sec)s * interval '1 s', application_name NOT LIKE 'dl-%%')
 UNION
-SELECT 'table', pid, usename, application_name, extract(epoch FROM statement_timestamp() - xact_start)::float8
-  FROM pg_locks JOIN pg_stat_activity USING (pid)
- WHERE locktype = 'relation' AND relation = to_regclass('dl_jobs') AND database = datid AND datname = current_database() AND granted
-   AND application_name <> 'dl-migrate' AND pid <> pg_backend_pid() AND backend_type = 'client backend'
-   AND mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
-   AND coalesce(xact_start < statement_timestamp() - interval '1 s', true)
+{table_locks}
 UNION ALL (
 SELECT 'notifications', pid, usename, application_name, extract(epoch FROM clock_timestamp() - xact_start)::float8
   FROM pg_locks JOIN pg_stat_activity USING (pid)

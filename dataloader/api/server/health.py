@@ -63,7 +63,7 @@ def ready() -> dict[str, Any]:
         with session() as conn:
             migrations.check(conn)
             wrong = next(alerts.unfit(stats.fitness(conn)), None)
-            is_locked = any(each["blocks"] == "table" for each in stats.blockers(conn))
+            is_locked = stats.is_locked(conn)
     except migrations.SchemaError as e:
         raise _not_ready("schema", str(e)) from None
     except Exception as e:

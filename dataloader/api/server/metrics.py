@@ -132,7 +132,7 @@ class Metrics(Collector):
             conn.answer_by = monotonic() + READ_SEC
             conn.execute("SELECT set_config('statement_timeout', %s, true)", (f"{READ_SEC * 1_000:.0f}",))
             totals, limits = stats.totals(conn), stats.limits(conn)
-            return Reading(at, stats.overview(conn), stats.workers(conn), totals, limits, stats.postgres(conn))
+            return Reading(at, stats.overview(conn), stats.workers(conn), totals, limits, stats.server(conn))
 
 
 class Names:

@@ -57,7 +57,7 @@ LONG_STEP_SEC = 300  # steps from which on throughput is read from dl_pace_long 
 BRIEFLY_SEC = 0.5, 0.1  # for a statement and for a lock: keeper and reaper have one session for this and for leases
 MESSAGES = {"of_each": 100, "most": 10_000}  # newest messages checked for delivery, per webhook and in all
 FOUND = 20_000  # jobs that a search by id or arguments may read by an index for a page
-_SQL = db.statements("stats.sql", "keys_of", "deliveries")
+_SQL = db.statements("stats.sql", "keys_of", "deliveries", "table_locks")
 _SEARCH = db.statements("search.sql")
 QUEUED = frozenset({"ready", "scheduled", "blocked"})
 _CHANGED = "{changed_at}"
@@ -273,13 +273,20 @@ def show_workers(
         _SQL.do(conn, "show_workers", **shown)
 
 
-def postgres(conn: Conn, reaper_period_sec: float = 0.0) -> Row:
-    """The server: version, sizes, connections, dead tuples, its oldest transaction, `blockers`; what `vacuum` says.
+def server(conn: Conn) -> Row:
+    """The server: version, sizes, connections, dead tuples, its oldest transaction; what `vacuum` says."""
+    return _SQL.rows(conn, "postgres")[0] | vacuum(conn)
 
-    `faults` are those of the schema.
-    """
-    row = _SQL.rows(conn, "postgres")[0] | {"blockers": blockers(conn), "faults": migrations.faults(conn)}
-    return row | vacuum(conn) | fitness(conn, reaper_period_sec)
+
+def postgres(conn: Conn, reaper_period_sec: float = 0.0) -> Row:
+    """What `server` and `fitness` say, with `blockers`; `faults` are those of the schema."""
+    row = server(conn) | {"blockers": blockers(conn), "faults": migrations.faults(conn)}
+    return row | fitness(conn, reaper_period_sec)
+
+
+def is_locked(conn: Conn) -> bool:
+    """Whether a session has locked dl_jobs (alerts.LOCKED)."""
+    return bool(_SQL.do(conn, "table_locks"))
 
 
 def blockers(conn: Conn) -> list[Row]:

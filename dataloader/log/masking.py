@@ -31,14 +31,15 @@ SHORT = 200  # characters of a text that may come again
 SHORTEST_NUMBER = 6  # digits; shorter numbers are years, ports and counts
 # Names of secrets. No lowercase letter follows, so `secretary` and `tokenizer` are other words.
 _NAMES = (
-    r"(?:(?:pass(?:word|wd|phrase|code)|pwd|secret|token|credential|cookie|signature)s?|authorization|bearer|(?<![a-z0-9])jwt|sess(?:ion)?[-_]?id|"
-    r"(?:api|app|application|access|account|auth|client|db|database|encryption|license|master|private|priv|secret|service|"
+    r"(?:(?:pass(?:wor[dt]|wd|[-_]?phrase|code)|pwd|secret|token|credential|cookie|signature)s?|парол[ья]|authorization|bearer|"
+    r"(?<![a-z0-9])jwt|sess(?:ion)?[-_]?id|auth\.user\.info|"
+    r"(?:aes|api|app|application|access|account|auth|client|db|database|[de][en]cryption|fernet|license|mac|master|private|priv|secret|service|"
     r"shared|signing|ssh|storage|subscription)[-_]?keys?|(?<=\.)(?:access|api|secret)\.key|account\.key\.[\w.]{1,80})"
     r"(?-i:(?![a-z]))"
 )
 # A name that ends so is that of a fact about a secret.
 _FACTS = (
-    r"(?![\w-]{0,30}?(?:[-_]|(?-i:(?=[A-Z])))(?:age|at|banner|column|count|days|dir|enabled|exists|expir[a-z]*|expires?_?in|"
+    r"(?![\w-]{0,30}?(?:[-_]|(?-i:(?=[A-Z])))(?:age|alg[a-z]*|at|banner|column|count|days|dir|enabled|exists|expir[a-z]*|expires?_?in|"
     r"field|file|format|hint|hours|in|is_set|len|length|limit|max|min|name|path|policy|prefix|required|rotation|sec|seconds|size|"
     r"status|style|ttl|type|until|ur[il]|usage|used|version)(?:[^\w-]|\Z))"
 )
@@ -64,28 +65,37 @@ _HEADER = re.compile(
     r"((?:authorization|cookie)\\{0,4}[\"']?\s{0,3}[=:]\s{0,3})(?:(\\{0,4}[\"'])[^\r\n\"'\\]++|[^\r\n\"'\\][^\r\n]*+)",
     re.IGNORECASE,
 )
-_FIRST = "(?=[abcdejlmpst])"  # the first letters of _NAMES rule out most places at little cost
+_FIRST = "(?=[abcdefjlmpstп])"  # the first letters of _NAMES rule out most places at little cost
 _FLAG = re.compile(rf"--((?:(?!--)[\w-]){{0,30}}?{_FIRST}{_NAMES}[\w-]{{0,30}}+)(\s{{1,3}})[^\s-]\S*+", re.IGNORECASE)
-_LOGIN_FLAG = re.compile(r"(?<!\S)((?:-u(?!rl|ser)[ =]{0,3}|--user[ =]{1,3})[^\s:=]{1,100}+:)\S++")  # of curl
+# Of curl; numbers are those of a user and a group, or of a line.
+_LOGIN_FLAG = re.compile(
+    r"(?<!\S)((?:-[uU](?!rl|ser)[ =]{0,3}|--(?:proxy-)?user[ =]{1,3})"
+    r"(?!(?:\d+|\S{1,100}\.\w+):\d+(?!\S))[^\s:=]{1,100}+:)\S++"
+)
 _ORACLE = re.compile(
     r"(:thin:[\w$#]{1,30}+/)[^\s@]{1,100}+(?=@)|((?<![\w/])[\w$#]{1,30}+/)[^\s/@]{1,100}+(?=@//)", re.IGNORECASE
 )
-# Passwords of sshpass, .netrc, mysql, .pgpass and YAML.
+# Passwords of commands, .netrc, .pgpass and YAML.
 _PLACED = re.compile(
     r"""(sshpass\s{1,3}-p\s{0,3}|machine\s{1,9}\S{1,100}\s{1,9}login\s{1,9}\S{1,100}\s{1,9}password\s{1,9}|"""
-    r"""(?:mysql|mariadb)[^\n;|&]{0,200}?\s-p(?=\S)|user(?:name)?: {1,3}\S{1,100}\n {0,40}pass: {1,3}|"""
+    r"""(?:(?:docker|podman) login[^\n;|&]{0,200}?\s-p|(?:\bsqlcmd|\bbcp|\bipmitool|zip)\s[^\n;|&]{0,200}?-P|"""
+    r"""redis-cli\s[^\n;|&]{0,200}?-a|\bldap[a-z]{3,9}\s[^\n;|&]{0,200}?-w|-(?:store|key)pass|-pass(?:in|out)|"""
+    r"""\brequirepass|\bmasterauth)\s{1,3}|\b(?:sqlplus|sqlldr|impdp|expdp)\s[^\n;|&/]{0,100}/|"""
+    r"""(?:mysql|mariadb|\b7z)[^\n;|&]{0,200}?\s-p(?=\S)|user(?:name)?: {1,3}\S{1,100}\n {0,40}pass: {1,3}|"""
     r"""(?<![^\s"'])[\w.*-]{1,100}+:(?:[56]432|(?<=\*:)\*):[^\s:]{1,63}+:[^\s:]{1,63}+:)"""
     r"""("[^"\n]{1,300}+"|'[^'\n]{1,300}+'|\S+)"""
 )
+_PLACES = (" -p", " -P", " -a ", " -w ", "machine", "pass: ", "432:", "*:*:", "sql", "pdp ", "pass ", "-pass", "auth ")
 _PAIR = re.compile(
-    rf"""((?:{_FIRST}{_SECRET}[\w-]{{0,30}}+\\{{0,8}}["']?\s{{0,3}}(?:=>|[=:]|%3[ad]|>(?=[^<\s]{{1,300}}</))|"""
+    rf"""((?:{_FIRST}{_SECRET}[\w-]{{0,30}}+\\{{0,8}}["']?(?:\s{{0,40}}(?:=>|[=:]|%3[ad]|>(?=[^<\s]{{1,300}}</))|"""
+    r"""(?:(?<=["']),?\s{1,40}|\n\s{1,40}|</name>\s{0,40}<)\\{0,8}["']?value\\{0,8}["']?\s{0,3}[=:>])|"""
     r"""(?:(?<![a-z])|(?<=\\[nrt]))(?:pass|pin|otp|sas|sig)(?:\\{0,8}["']\s{0,3}:|\s{0,3}=|%3d)|"""
     r"""(?:(?<![a-z0-9])_|[?&])auth\s{0,3}=|(?<![a-z])auth\\{0,8}["']\s{0,3}:|(?:(?-i:_PASS)|(?:db|user)_pass):)\s{0,3}|"""
-    r"""password\s{1,3}(?=e?')|"""  # this and the next are SQL
+    r"""(?:password|(?-i:SECRET))[\s(]{1,3}(?=[en]?')|"""  # this and the next are SQL
     r"""(?:(?-i:IDENTIFIED)|user\s{1,3}(?!is\s)\S{1,100}\s{1,3}identified)\s{1,3}by\s{1,3}(?=\\{0,8}['"]))"""
-    r"""(?:[brue]?'(?:[^'\\]|\\.){0,5000}+(?:'|\Z)|[bru]?"(?:[^"\\]|\\.){0,5000}+(?:"|\Z)|"""
+    r"""(?:[|>][+-]?\n\s{1,40}[^\n]++|"{3}[^"]{0,5000}+"{3}|[bruen]?'(?:[^'\\]|\\.){0,5000}+(?:'|\Z)|[bru]?"(?:[^"\\]|\\.){0,5000}+(?:"|\Z)|"""
     r"""\\{1,8}["'].{0,5000}?(?:\\{1,8}["']|\Z)|\[[^]]{0,5000}+]?|\{[^}]{0,5000}+}?|"""
-    r"""(?:[^\s,;&\\]|\\(?!n[\w.-]{1,60}\s{0,3}[=:]))++)""",  # an escaped new line begins another name
+    r"""(?:[^\s,;&\\]|\\(?!n[\w.-]{1,60}\s{0,3}(?:=|:\s)))++)""",  # an escaped new line begins another name
     re.IGNORECASE | re.DOTALL,
 )
 # Every name in _SECRET and _PAIR contains one of these words; most texts contain none, and need no search.
@@ -127,7 +137,10 @@ _FORM = re.compile(
         for begin, rest in _FORMS.items()
     )
 )
-_HEX = re.compile(r"\b(?:pat[A-Za-z0-9]{14}\.[a-f0-9]{64}|[a-f0-9]{32}-us\d\d?)\b")  # Airtable, Mailchimp
+# Airtable, Mailchimp, Mailgun, Azure
+_HEX = re.compile(
+    r"\b(?:pat[A-Za-z0-9]{14}\.[a-f0-9]{64}|[a-f0-9]{32}-us\d\d?|(?<!-)key-[a-f0-9]{32}|\w{3}\dQ~[\w~.-]{31,34})\b"
+)
 _RUN = re.compile(r"\S{20}")  # no token is shorter
 # For sql/search.sql, so that no search matches a secret: a regular expression of what masking takes for a token.
 TOKENS = "|".join(re.escape(begin.lower()) for begin in _FORMS if begin not in ("dl_", "AKIA", "ASIA"))
@@ -184,8 +197,8 @@ def _masked(value: Any, depth: int) -> Any:
         if isinstance(item, str) and isinstance(value[at + 1], str) and item.startswith("-"):
             if is_secret(item.lstrip("-"), ""):
                 items[at + 1] = MASK
-            elif item in ("-u", "--user") and ":" in value[at + 1]:
-                items[at + 1] = masked_text(value[at + 1].split(":", 1)[0]) + f":{MASK}"
+            elif item in ("-u", "-U", "--user") and (login := _LOGIN_FLAG.match(f"{item} {value[at + 1]}")):
+                items[at + 1] = masked_text(login[1][len(item) + 1 :]) + MASK
     return items if isinstance(value, list) else getattr(value, "_make", tuple)(items)
 
 
@@ -234,9 +247,9 @@ def _masked_anew(text: str) -> str:
         text = _USER.sub(rf"\g<1>{MASK}@", _urls_masked(text))
     if ":" in text or "=" in text or "--" in text or "'" in text or "%3" in text or '"' in text or "</" in text:
         text = _named_masked(text)
-    if any(part in text for part in (" -p", "machine", "pass: ", "432:", "*:*:")):
+    if any(part in text for part in _PLACES):
         text = _PLACED.sub(rf"\g<1>{MASK}", text)
-    if "-u" in text:
+    if "-u" in text or "-U" in text:
         text = _LOGIN_FLAG.sub(rf"\g<1>{MASK}", text)
     if " " in text and ("earer " in text or "BEARER " in text):
         text = _BEARER.sub(rf"\g<1>{MASK}", text)

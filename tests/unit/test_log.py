@@ -306,6 +306,33 @@ OWN = "dl_Xq3-_" + "Zy8_" * 9 + "Kp"
         "fs.s3a.secret.key=s3cret",
         "fs.azure.account.key.acme.dfs.core.windows.net=s3cret",
         "Ocp-Apim-Subscription-Key: s3cret",
+        r"credentials=CORP\nina:s3cret",
+        "- name: DB_PASSWORD\n  value: s3cret",
+        '{"name": "DB_PASSWORD", "value": "s3cret"}',
+        '<property name="jdbc.password" value="s3cret"/>',
+        "<name>fs.s3a.secret.key</name><value>s3cret</value>",
+        "password: |\n  s3cret",
+        'password = """s3cret"""',
+        '  + password                 = "s3cret"',
+        "SET PASSWORD FOR u = PASSWORD('s3cret')",
+        "CREATE LOGIN u WITH PASSWORD = N's3cret'",
+        "CREATE SECRET (TYPE S3, SECRET 's3cret')",
+        "basic.auth.user.info=key:s3cret",
+        "пароль: s3cret",
+        "Passwort: s3cret",
+        "pass_phrase=s3cret",
+        "FERNET_KEY=s3cret",
+        "curl --proxy-user ann:s3cret https://h",
+        "curl -U ann:s3cret https://h",
+        "docker login -u ann -p s3cret h",
+        "sqlcmd -S h -U sa -P s3cret -Q x",
+        "ldapsearch -x -D cn=a -w s3cret -b dc=x",
+        "redis-cli -h h -a s3cret ping",
+        "requirepass s3cret",
+        "openssl rsa -in k.pem -passin pass:s3cret",
+        "keytool -storepass s3cret",
+        "sqlldr ann/s3cret@db",
+        "7z x -ps3cret a.7z",
     ],
 )
 def test_j4_secrets_are_masked_in_texts(text: str) -> None:
@@ -331,7 +358,10 @@ def test_each_kind_of_key_is_masked(key: str, joint: str) -> None:
      "SHA1:" + "AA" * 20, "auth=None", "use_auth=true", "first_pass: done", "-user:ann",
      "Basic Authentication", "the basic plan2024", 'index "dl_job_events_2026_11_28_job_id_event_id_idx"',
      "usage: login <password> FILE", "token.json: not found", "pass: 2 of 3", "add user/name@host",
-     "took 5: fine", "lock_key=a", "https://host:80/a?b=c", "a@b.de", "primary key: id"],
+     "took 5: fine", "lock_key=a",
+     "docker run -u 1000:1000 x", "python -u x.py:12", "redis-cli -p 6379", "a token value: 5", "mkdir -P a/zip",
+     "cache-key-" + "0a1b" * 8, "tar -a x", "name: x\n  value: y", "psql -U ann -p 5432", "columns: token, name",
+     "https://host:80/a?b=c", "a@b.de", "primary key: id"],
 )  # fmt: skip
 def test_what_only_speaks_of_secrets_stays(text: str) -> None:
     assert log.masked(text) == text
@@ -453,7 +483,7 @@ TOKENS = [
     "xkeysib-" + "0a1b" * 16 + "-" + "a1B2" * 4, "NRAK-" + "A1B" * 9, "SK" + "0a1b" * 8, "gldt-" + "a1B2" * 5,
     "hvb." + "a1B2_-" * 23, "dckr_pat_" + "a1B2_-x" * 4, "pscale_tkn_" + "a1B2" * 10, "tskey-auth-a1B2-" + "a1B2" * 8,
     "abc.atlasv1." + "a1B2_-" * 10, "pul-" + "0a1b" * 10, "gsk_" + "a1B2" * 13, "AKCp" + "a1B2" * 17,
-    "pata1B2a1B2a1B2a1." + "0a1b" * 16, "0a1b" * 8 + "-us12",
+    "pata1B2a1B2a1B2a1." + "0a1b" * 16, "0a1b" * 8 + "-us12", "key-" + "0a1b" * 8, "a1B8Q~" + "a1B~." * 7,
     "https://a.webhook.office.com/webhookb2/0a1b2c3d-0a1b@0a1b2c3d/IncomingWebhook/0a1b",
 ]  # fmt: skip
 
@@ -553,7 +583,9 @@ def test_a_known_secret_is_masked_as_a_whole_word_of_eight_characters() -> None:
     ["password", "password=", "password='", 'password="\\', "://a:", "://a", "://", "a" * 50, "token: \\'", "cookie:",
      "dl_", "dl_" + "a" * 40, "bearer ", "https://a@", "password '", "password: [", "PRIVATE KEY-----", "token%3D", "-",
      "token---", "--token-", "--a", "--password ", "://" * 70 + " @ ", "://u:", "://a:b@ ", "password=[ ",
-     "password={,", "-eyJ", "mysql ", "a.*-", '"a:5432:', "machine a ", "user: a\n", "sshpass -p", "0a1b", "pat0a1b"],
+     "password={,", "-eyJ", "mysql ", "a.*-", '"a:5432:', "machine a ", "user: a\n", "sshpass -p", "0a1b", "pat0a1b",
+     "password" + " " * 39, "ldapsearch -a ", "redis-cli -p ", "zip -P", "sql -p 7z ",
+     "token</name> <", "-u 1.1:1", "key-0a"],
 )  # fmt: skip
 @pytest.mark.long
 def test_no_text_takes_much_longer_than_others_of_its_length(piece: str) -> None:

@@ -226,10 +226,6 @@ _NOT_JSON = object()
 
 def _json(text: str, otherwise: Any = _NOT_JSON) -> Any:
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text)
     except (ValueError, RecursionError):
         return otherwise
-
-
-def _refuse(name: str) -> Any:
-    raise ValueError(name)

@@ -139,6 +139,21 @@ def test_a_name_of_another_site_reads_nothing(port: int) -> None:
 
 
 @pytest.mark.long
+def test_certificates_are_refused_in_a_line(dsn: str) -> None:
+    command = [sys.executable, "-m", "gunicorn", "-b", "127.0.0.1:0", "--certfile", "own.pem"]
+    environment = os.environ | {"DL_DB_DSN": dsn}
+    done = subprocess.run(
+        [*command, "dataloader.api:create_app()"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "leave --certfile and --keyfile out" in done.stderr.splitlines()[-1]
+
+
 def test_it_may_be_loaded_before_the_fork(dsn: str) -> None:
     with gunicorn(dsn, "--preload", "-w", "2", "wsgi:app") as port:
         for _ in range(6):

@@ -41,8 +41,10 @@ _HELD = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}
 _hold, _release = (partial(signal.pthread_sigmask, how, _HELD) for how in (signal.SIG_BLOCK, signal.SIG_UNBLOCK))
 
 
-def on_starting(_arbiter: Any) -> None:
+def on_starting(arbiter: Any) -> None:
     """gunicorn calls this in the arbiter before it forks."""
+    if arbiter.cfg.is_ssl:
+        sys.exit("dataloader api: certificates are for a proxy in front: leave --certfile and --keyfile out")
     os.register_at_fork(before=_hold, after_in_parent=_release)
     with suppress(ConfigError):  # the workers report it
         settings = load()

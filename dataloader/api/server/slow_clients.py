@@ -7,7 +7,7 @@ gunicorn 27 gives each new connection a thread for up to 5 s, and each slow body
 The class overrides methods that gunicorn does not document, so setup.cfg pins gunicorn to 27.0. waitress 3.0.2 buffers
 too, but fails 22 of 51 tests in tests/process/test_slow_clients.py: it accepts two Content-Lengths and chunked bodies,
 sets no limit to the time of a head, and drops requests at SIGTERM.
-The class handles plain HTTP/1. gunicorn itself handles connections with certificates (`--certfile`).
+The class handles plain HTTP/1; gunicorn_config refuses certificates, which are a proxy's.
 """
 
 from __future__ import annotations
@@ -163,10 +163,10 @@ class BufferingWorker(ThreadWorker):  # type: ignore[misc]
         self._urgent = ThreadPoolExecutor(max_workers=1)
         super().init_process()
 
-    def enqueue_req(self, conn: Any) -> None:
+    def enqueue_req(self, conn: _Connection) -> None:
         """Give a request to a thread; GET /health has a thread of its own."""
-        is_urgent = isinstance(conn, _Connection) and conn.sock.received.startswith(URGENT)
-        done = (self._urgent if is_urgent else self.tpool).submit(self.handle, conn)
+        pool = self._urgent if conn.sock.received.startswith(URGENT) else self.tpool
+        done = pool.submit(self.handle, conn)
         done.add_done_callback(lambda future: self.method_queue.defer(self.finish_request, conn, future))
 
     def handle_request(self, req: Any, conn: Any) -> Any:
@@ -196,9 +196,6 @@ class BufferingWorker(ThreadWorker):  # type: ignore[misc]
 
     def accept(self, listener: Any) -> None:
         """Accept new connections; at the limit close those that have waited longest for their clients."""
-        if self.cfg.is_ssl:
-            super().accept(listener)
-            return
         try:
             for _ in range(ACCEPTED_AT_ONCE):
                 client, address = listener.accept()
@@ -216,11 +213,8 @@ class BufferingWorker(ThreadWorker):  # type: ignore[misc]
         conn.since, conn.until = monotonic(), monotonic() + HEAD_SEC
         self._go_on(conn, self._receive)
 
-    def finish_request(self, conn: Any, fs: Future[bool]) -> None:
+    def finish_request(self, conn: _Connection, fs: Future[bool]) -> None:
         """After the answer of a thread: the poller sends the unsent bytes, then waits for a request or closes."""
-        if not isinstance(conn, _Connection):
-            super().finish_request(conn, fs)
-            return
         conn.is_kept = not fs.cancelled() and bool(fs.result()) and not conn.sock.is_starved
         if conn.is_kept:  # the parser has read ahead
             conn.sock.received[:0] = conn.parser.unreader.take_buffered()

@@ -20,7 +20,7 @@ from dataloader.queue.reports import alerts
 
 VENDOR = [Path(dashboard.__file__).parent / "static/vendor", Path(__file__).parents[1] / "browser/vendor"]
 QUEUE = shown(Queue, queue="q", workers=1, lag_sec=0.0)
-POSTGRES = shown(Database, max_connections=100, has_reaper=True)
+POSTGRES = shown(Database, max_connections=100, has_reaper=True, ids_left=2_000_000_000)
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
 

@@ -287,28 +287,28 @@ class StuckRuns:
     """The silences for which the keeper has asked a worker for its stacks, by slot."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, tuple[float, float]] = {}  # the silence's begin, and when the keeper has asked
-        self._reported: dict[int, float] = {}  # the begin of the latest silence that was reported
+        self._asked: dict[int, tuple[float, float]] = {}  # the silence's begin, and when to read the stacks
 
     def answered(self, slots: Sequence[Slot]) -> Iterator[tuple[Slot, Held, float, str]]:
         """Ask newly stuck workers for their stacks; slot, run, seconds of silence and stacks, each silence once."""
         for slot in slots:
             since = slot.reported_at
-            if slot.stuck_at > now() or self._reported.get(slot.index) == since or not (held := slot.held()):
+            asked_since, read_at = self._asked.get(slot.index, (0.0, 0.0))
+            if slot.stuck_at > now() or not (held := slot.held()):
                 self._asked.pop(slot.index, None)
-            elif self._asked.get(slot.index, (0.0, 0.0))[0] != since:
+            elif asked_since != since:
                 with suppress(OSError):
                     os.truncate(_memory_file(slot.pid, slot.stacks, "stacks"), 0)
                     os.kill(slot.pid, signal.SIGTTIN)
-                self._asked[slot.index] = since, now()
-            elif now() > self._asked[slot.index][1] + DUMP_SEC:
+                self._asked[slot.index] = since, now() + DUMP_SEC
+            elif now() > read_at:
                 dump = ""
                 with suppress(OSError):
                     file = Path(_memory_file(slot.pid, slot.stacks, "stacks"))
                     dump = file.read_bytes()[:STACKS_MOST].decode("utf-8", "replace")
                 parts = dump.strip().split("\n\n")
                 yield slot, held, round(now() - since, 1), "\n\n".join(reversed(parts))  # the pipeline's thread is last
-                self._reported[slot.index] = since  # only now: the caller may have failed to write it
+                self._asked[slot.index] = since, math.inf  # only now: the caller may have failed to write it
 
 
 def _memory_file(pid: int, fd: int, name: str) -> str:

@@ -104,9 +104,8 @@ class Supervisor:
         self._read_stacks_at: float | None = None
         self._draining = False
         self._ever_ready = False
-        # The kinds of queues of the latest reload that no worker has proven yet, and those whose new workers have died.
-        self._unproven: set[Queues] = set()
-        self._failing: set[Queues] = set()
+        # The kinds that no worker of the latest reload has proven yet, and why new workers of theirs have died.
+        self._unproven: dict[Queues, str | None] = {}
         self._reported_ready = False
         self._log = structlog.get_logger("supervisor").bind(pid=os.getpid())
 
@@ -194,9 +193,9 @@ class Supervisor:
         if is_ours and not self._draining and (calling or exit_status not in (EXIT_OK, EXIT_RECYCLE)):
             self._start_failed("worker", self._backoffs[child.queues], exit_status, calling)
             if child.queues in self._unproven and child.slot.reload == self._reloads:
-                self._failing.add(child.queues)
                 why = f" in the {calling}" if calling else ""
-                self._note_reload(f"a new worker ended{why} with exit status {exit_status}, see its log")
+                self._unproven[child.queues] = f"a new worker ended{why} with exit status {exit_status}, see its log"
+                self._note_reload()
 
     def _kill_orphans(self) -> None:
         """Kill our unknown children; theirs become ours when they end, so this happens again at each burial."""
@@ -221,10 +220,8 @@ class Supervisor:
             if child.slot.state != State.STARTING:
                 self._ever_ready = True
                 if child.slot.reload == self._reloads and child.queues in self._unproven:
-                    self._unproven.discard(child.queues)
-                    if self._failing == {child.queues}:
-                        self._note_reload(None)
-                    self._failing.discard(child.queues)
+                    del self._unproven[child.queues]
+                    self._note_reload()
                 if child.started > self._backoffs[child.queues].failed_at:
                     self._backoffs.pop(child.queues)
         are_ready = sum(child.slot.is_ready for child in self._workers.values())
@@ -331,7 +328,7 @@ class Supervisor:
                 )
         except ConfigError as e:
             self._log.error("supervisor.reload.refused", error=str(e))
-            self._unproven, self._failing = set(), set()
+            self._unproven = {}
             self._note_reload(str(e))
             return
         log.configure(settings)
@@ -340,14 +337,15 @@ class Supervisor:
         for child in self._workers.values():
             self._set_limits(child.slot)
         self._backoffs.clear()  # the failures were the former code's
-        self._unproven, self._failing = {*self._wish}, set()
-        self._note_reload(None)
+        self._unproven = dict.fromkeys(self._wish)
+        self._note_reload()
         if self._keeper is not None:
             os.kill(self._keeper, signal.SIGTERM)
         self._log.info("supervisor.reloaded", workers=_shown(self._wish), generation=self._reloads)
 
-    def _note_reload(self, error: str | None) -> None:
-        """Let the keeper show why the latest reload did not succeed, or that it has."""
+    def _note_reload(self, refused: str | None = None) -> None:
+        """Let the keeper show why the latest reload was refused or fails, or that it goes well."""
+        error = next(filter(None, (refused, *self._unproven.values())), None)
         with self._shared.reload.changed() as note:
             note["error"] = error and log.masked(error)[:RELOAD_ERROR_MOST]
 

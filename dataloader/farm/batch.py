@@ -1,7 +1,7 @@
 """A worker's jobs and ends besides the run under way: claimed jobs that have not begun, ends that are not written.
 
-The worker's thread and the heartbeat's share a batch. A deque hands each job and each end to one of the two; the thread
-that has the session (`Session.call`) writes.
+The worker's thread and the heartbeat's share a batch; the thread that has the session's turn changes it. An end stays
+until it is known to be written.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import logging
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from itertools import groupby
@@ -110,13 +109,12 @@ class Batch:
         self._keys = dict.fromkeys(queues, 1)  # of a run, as the pipeline of the queue's last one takes them
         self._keys_most: int | None = None  # of a run, as the queue allows
         self._found_fewer = False  # the last claim returned fewer jobs than it asked for
-        self._ends: deque[Ended] = deque()
-        self._ended_at = 0.0  # when the oldest of the ends was added
+        self._ends: dict[UUID, Ended] = {}  # by job, in their order
+        self._ended_at = 0.0  # when the oldest of them was added that no locked row holds up
         self._has_failed = False  # the last write has: each end is written alone
-        self.locked: list[Ended] = []  # ends whose rows another session has locked
+        self.locked: set[UUID] = set()  # the ends whose rows another session has locked
         self._retry_at = 0.0  # when these are due again
         self._bookmarks = {queue: Bookmark() for queue in queues}
-        self._reported: set[UUID] = set()  # the jobs of these ends whose lock is in the log
 
     # --- jobs ---
 
@@ -160,27 +158,24 @@ class Batch:
     def next(self) -> Delivery | None:
         """The best waiting jobs that make one run, or None; to be called with the session's turn."""
         self.running = ()
-        try:
-            first = self.waiting.popleft()
-        except IndexError:  # the other thread has taken the last one
+        if not self.waiting:
             return None
+        first = self.waiting.popleft()
         pipeline = pipelines.registered().get(first.first.task)
         self.running, keys = first.jobs, (pipeline and pipeline.batch_size) or 1
         if keys > 1:
             keys = min(keys, self._keys_most or SIZE_MOST)
         self._keys[self._queue] = keys
         kind = attrgetter("task", "affinity_key")
-        with suppress(IndexError):
-            while (keys := keys - 1) > 0 and kind(self.waiting[0].first) == kind(first.first):
-                self.running += self.waiting.popleft().jobs
+        while (keys := keys - 1) > 0 and self.waiting and kind(self.waiting[0].first) == kind(first.first):
+            self.running += self.waiting.popleft().jobs
         return first if self.running is first.jobs else Delivery(self.running, first.place)
 
     def hand_back(self, reason: str) -> None:
         """Give up the waiting jobs, the last first; their attempts do not count, for no run has begun."""
-        with suppress(IndexError):  # the other thread may take the last one
-            while self.waiting:
-                for job in reversed(self.waiting.pop().jobs):
-                    self.add(Ended(job, Finish("hand_back", reason)))
+        while self.waiting:
+            for job in reversed(self.waiting.pop().jobs):
+                self.add(Ended(job, Finish("hand_back", reason)))
 
     def learn(self, seconds: float, runs: int) -> None:
         self._sizes[self._queue] = size_after(self._sizes[self._queue], seconds, runs)
@@ -188,14 +183,14 @@ class Batch:
     # --- ends ---
 
     def add(self, end: Ended) -> None:
-        if not self._ends:
+        if len(self._ends) == len(self.locked):
             self._ended_at = now()
-        self._ends.append(end)
+        self._ends[end.job.job_id] = end
 
     @property
     def owes(self) -> int:
         """How many ends are not written."""
-        return len(self._ends) + len(self.locked)
+        return len(self._ends)
 
     @property
     def retry_at(self) -> float:
@@ -204,15 +199,13 @@ class Batch:
 
     def is_due(self, began: float) -> bool:
         """Whether the heartbeat should write: ends, or a run that `began` then, have lasted TICK_SEC."""
-        late = now() - TICK_SEC
-        return bool(self._ends and min(self._ended_at, began) <= late) or now() >= self.retry_at
+        is_late = min(self._ended_at, began) <= now() - TICK_SEC
+        return (is_late and len(self._ends) > len(self.locked)) or now() >= self.retry_at
 
-    def _take(self) -> list[Ended]:
-        """Take the ends to be written now; those of locked rows once their LOCKED_SEC are over."""
-        ends: list[Ended] = []
-        if now() >= self._retry_at:
-            ends, self.locked = self.locked, []
-        return ends + [self._ends.popleft() for _ in range(len(self._ends))]
+    def _due(self) -> list[Ended]:
+        """The ends to be written now; those of locked rows once their LOCKED_SEC are over."""
+        held_up = self.locked if now() < self._retry_at else ()
+        return [end for job_id, end in self._ends.items() if job_id not in held_up]
 
     # --- writing, by whoever has the session ---
 
@@ -227,14 +220,14 @@ class Batch:
         if self._has_failed:
             self.write(session)
             return Step([], {}, 0, True, None)
-        ends = self._take()
-        queues = self._order
+        ends, queues = self._due(), self._order
         start = self._bookmarks[queues[0]].start()
+        self._has_failed = bool(ends)  # unless the statement succeeds
         try:
-            with self._kept_on_failure(ends):
-                step = lifecycle.step(
-                    session, queues, self._backoff_sec, most, ends, start, self._turns.by_lag, affinity, without
-                )
+            step = lifecycle.step(
+                session, queues, self._backoff_sec, most, ends, start, self._turns.by_lag, affinity, without
+            )
+            self._has_failed = False
         except psycopg.Error as e:
             if isinstance(e, errors.OutOfMemory):
                 self.limit(max(1, most // 2), "the server has no room for more locks")
@@ -270,23 +263,12 @@ class Batch:
 
     def write(self, session: lifecycle.Session) -> None:
         """Write the ends without a claim, after a failure each alone: a job that is done must not be done again."""
-        ends = self._take()
-        while ends:
-            now_written = ends[: 1 if self._has_failed else None]
-            with self._kept_on_failure(ends):
-                written = lifecycle.finish_some(session.conn, session.worker, now_written)
-            ends = ends[len(now_written) :]
-            self._written(now_written, *written)
+        ends = self._due()
+        size = 1 if self._has_failed else max(1, len(ends))
+        self._has_failed = bool(ends)  # unless all statements succeed
+        for some in (ends[at : at + size] for at in range(0, len(ends), size)):
+            self._written(some, *lifecycle.finish_some(session.conn, session.worker, some))
         self._has_failed = False
-
-    @contextmanager
-    def _kept_on_failure(self, ends: Sequence[Ended]) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self._ends.extendleft(reversed(ends))
-            self._has_failed = bool(ends)
-            raise
 
     def resume(self, session: lifecycle.Session, lost: Sequence[lifecycle.Session]) -> None:
         """Put right what lost sessions have left: waiting jobs and those of a claim whose answer was lost go back.
@@ -296,29 +278,26 @@ class Batch:
         for each in lost:
             lifecycle.end_session(session.conn, each.backend_pid, each.backend_start)
         self.waiting.clear()
-        if ends := [*self._ends, *self.locked]:
-            ours = lifecycle.still_held(session.conn, session.worker, [end.job for end in ends])
-            for end in ends:  # the others were written by the lost statement, or their claim is another worker's
-                job_id = end.job.job_id
-                if job_id not in ours and not lifecycle.has_ended(session.conn, end.job):
+        if self._ends:
+            ours = lifecycle.still_held(session.conn, session.worker, [end.job for end in self._ends.values()])
+            for job_id in self._ends.keys() - ours:  # written by the lost statement, or their claim is another worker's
+                end = self._forget(job_id)
+                if not lifecycle.has_ended(session.conn, end.job):
                     self._log.warning("worker.ownership.lost", job_id=str(job_id), verb=end.finish.verb)
-            self._ends = deque(end for end in self._ends if end.job.job_id in ours)
-            self.locked = [end for end in self.locked if end.job.job_id in ours]
-        holds = [*self.running, *(end.job for end in (*self._ends, *self.locked))]
+        holds = [*self.running, *(end.job for end in self._ends.values())]
         for job_id, status in lifecycle.hand_back(session.conn, session.worker, holds, "the session was lost"):
             self._log.warning("worker.claim.unheard", job_id=str(job_id), status=status)
 
     def _written(self, ends: Sequence[Ended], ended: Mapping[UUID, Status], locked: Collection[UUID]) -> None:
-        """Log the written ends, and keep those whose rows are locked."""
-        if locked or self._reported:
-            if not self.locked:
+        """Log the written ends; those whose rows are locked stay."""
+        if locked:
+            if now() >= self._retry_at:
                 self._retry_at = now() + LOCKED_SEC
-            self.locked += [end for end in ends if end.job.job_id in locked]
-            if new := set(locked) - self._reported:
+            if new := set(locked) - self.locked:
                 self._log.warning("worker.ends.locked", jobs=[str(job_id) for job_id in new])
-            self._reported = (self._reported | new) - {end.job.job_id for end in ends if end.job.job_id not in locked}
-        for end in ends:
-            job_id = end.job.job_id
+            self.locked.update(locked)
+        for job_id in (end.job.job_id for end in ends if end.job.job_id not in locked):
+            end = self._forget(job_id)
             if status := ended.get(job_id):
                 became = {"verb": end.finish.verb, "status": status}
                 if end.report and not end.finish.error:
@@ -327,9 +306,13 @@ class Batch:
                     error = (end.finish.error or "").split("\n", 1)[0] or None
                     of_run = {"queue": end.job.queue, **(end.report or facts_of(end.job))}
                     self._log.info("worker.job.finished", **of_run, **became, error=error)
-            elif job_id not in locked:
+            else:
                 level = logging.WARNING if end.report else logging.INFO  # a job that was not begun: nothing is lost
                 self._log.log(level, "worker.ownership.lost", job_id=str(job_id), verb=end.finish.verb)
+
+    def _forget(self, job_id: UUID) -> Ended:
+        self.locked.discard(job_id)
+        return self._ends.pop(job_id)
 
 
 def facts_of(job: Job) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def test_a_delivery_is_handed_back_whole_the_last_job_first(batch: Batch) -> Non
     jobs = [job(key) for key in "kkl"]
     batch.claimed(jobs)
     batch.hand_back("drain")
-    assert [end.job.job_id for end in batch._take()] == [each.job_id for each in reversed(jobs)]
+    assert [end.job.job_id for end in batch._due()] == [each.job_id for each in reversed(jobs)]
     assert batch.next() is None
 
 

@@ -217,9 +217,9 @@ class Batch:
         without: Collection[str] = (),
     ) -> Step:
         """Write the ends and claim up to `most` jobs in one statement; the ends stay here until they are confirmed."""
-        if self._has_failed:
+        if self._has_failed or not most:
             self.write(session)
-            return Step([], {}, 0, True, None)
+            return Step([], {}, 0, most > 0, None)
         ends, queues = self._due(), self._order
         start = self._bookmarks[queues[0]].start()
         self._has_failed = bool(ends)  # unless the statement succeeds
@@ -235,7 +235,7 @@ class Batch:
                 raise
             if ends:
                 self.write(session)  # the database refuses an end: it costs none of the others
-            elif not most or not is_of_a_row(e):
+            elif not is_of_a_row(e):
                 raise
             else:
                 aside = set_aside(
@@ -249,7 +249,7 @@ class Batch:
                 self._log.error("worker.job.set_aside", **aside._asdict())
             return Step([], {}, 0, True, None)
         self._found_fewer = len(step.jobs) < most  # of a merged queue sometimes fewer keys all the same
-        if most and not (step.jobs or step.look_again):
+        if not (step.jobs or step.look_again):
             self._sizes = dict.fromkeys(self._sizes, 1)  # the next job may be of another kind: it is claimed alone
         if step.jobs:
             self.claimed_in = session

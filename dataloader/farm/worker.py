@@ -268,7 +268,7 @@ class Worker:
         while self.batch.owes:
             why, spare = "their rows are locked", 2 * LOCKED_SEC
             try:
-                self.session.call(lambda session: self.batch.step(session, 0))
+                self.session.call(self.batch.write)
             except Lost as e:
                 why, spare = str(e), -4 * LOCKED_SEC  # a worker that is killed at the drain's end counts as drained
             if left := self.batch.owes:
@@ -446,7 +446,7 @@ class Worker:
     def _rest(self, session: lifecycle.Session) -> None:
         """Wait until the worker may work; the state RESTING shows the supervisor that no claim is under way."""
         if self.batch.owes:
-            self.batch.step(session, 0)
+            self.batch.write(session)
         if self.slot.state != State.RESTING:
             self.capture.rest()
             self._show_state(State.RESTING, "waits to claim")

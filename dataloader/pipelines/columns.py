@@ -301,7 +301,8 @@ class Reader:
             if max(int(two[1]), int(two[3])) <= 12:
                 return f"a date that two formats read differently; date_format should say which, such as {forms}"
             return f"a date that is not written as 2026-12-31; date_format should say how, such as {forms}"
-        return 'not a date as 2026-12-31; date_format should say how it is written, such as "%Y/%m/%d" or "%d %b %Y"'
+        forms = '"%Y/%m/%d" or "%d %b %Y"'
+        return f"not a date as 2026-12-31; date_format should say how it is written, such as {forms}, or types text"
 
 
 _OTHERWISE = "null can list the words for a missing value, and types can make the column text"

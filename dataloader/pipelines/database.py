@@ -252,10 +252,11 @@ class _DuckDb(Session):
         return duckdb.connect(self._path, read_only=True, config=_OF_DUCKDB)
 
     def _opened_rows(self) -> Source:
-        if (result := self._ask(lambda: self._conn.sql(self._query, params=self._values))) is None:
+        is_one = len(self._ask(lambda: self._conn.extract_statements(self._query))) == 1
+        if not is_one or (result := self._ask(lambda: self._conn.sql(self._query, params=self._values))) is None:
             raise PermanentError(_NO_ROWS)
         for name, kind in zip(result.columns, map(str, result.types), strict=True):
-            if kind in ("TIME WITH TIME ZONE", "BIT"):
+            if kind in ("TIME WITH TIME ZONE", "BIT", "BIGNUM"):
                 reason = f"DuckDB gives a part of {name}, a {kind}: select CAST({name} AS text) AS {name}"
                 raise PermanentError(f"query: {reason}")
         source = Frames(self._ask(lambda: result.to_arrow_reader(_AT_ONCE)), self._written)

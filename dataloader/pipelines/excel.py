@@ -76,6 +76,8 @@ class Sheet(TypedFile):
         if wanted.header is not True:
             raw = wanted.header or [f"column_{n}" for n in range(1, len(first) + 1)]
         filled = {n for _, cells in self._cells(self.begin.line) for n, value in enumerate(cells) if value is not None}
+        if not max(filled, default=-1) < len(raw) <= len(first):
+            raise self.error(number, f"header: {len(raw)} names, but the sheet has {len(first)} columns")
         self._raw = [(n, name) for n, name in enumerate(raw) if name or n in filled]
         # No two columns may have one key.
         self._keys = [(n, name if raw.count(name) == 1 else f"{name} {n}") for n, name in self._raw]
@@ -121,7 +123,7 @@ class Sheet(TypedFile):
         try:
             book = CalamineWorkbook.from_filelike(file)
         except PasswordError:
-            raise PermanentError(f"{self.origin}: is protected by a password") from None
+            raise PermanentError(f"{self.origin}: is protected by a password; save it without one") from None
         except (CalamineError, OSError):
             raise PermanentError(f"{self.origin}: {_NO_WORKBOOK}") from None
         shown = [each.name for each in book.sheets_metadata if each.visible == SheetVisibleEnum.Visible]

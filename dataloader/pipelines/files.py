@@ -84,9 +84,11 @@ _MOST_COLUMNS = 1_600  # of a table of PostgreSQL
 _SYSTEM_COLUMNS = ("ctid", "xmin", "xmax", "cmin", "cmax", "tableoid")
 # The remedies of errors of PostgreSQL.
 _REMEDIES = {
-    "invalid input syntax|out of range|overflow|too long": "types or the table should have a type for it, or null the"
-    " word, and max_errors rejects rows",
+    "invalid input syntax|out of range|overflow|too long|malformed": "types or the table should have a type for it, or"
+    " null the word, and max_errors rejects rows",
     "row is too big": "select can choose some columns",
+    "duplicate key|conflicting key": "the table or the file has such a row already, which mode merge would update",
+    "no partition": "the table should have one",
     "": "max_errors rejects such rows",
 }
 _TOO_MANY = "a delimiter in a text needs quotes around it, without a blank before, skip_rows leaves out titles above"
@@ -579,8 +581,6 @@ def value_of(cell: str) -> str:
 
 class Shaped(Source):
     """The records of all files of a load, in the shape of its table; their numbers go on from file to file."""
-
-    names_columns = "files' columns"
 
     def __init__(self, wanted: Files, context: Context) -> None:
         """Read the header and a sample of each file; raises PermanentError where they do not fit each other."""

@@ -76,7 +76,7 @@ class Address(NamedTuple):
             parts, port = urlsplit(""), None
         is_plain = url.isprintable() and " " not in url
         if parts.scheme not in ("http", "https") or not parts.hostname or not is_plain or port == 0:
-            raise ValueError("should be a URL such as https://example.com/rates.csv")
+            raise ValueError("should be a URL such as https://example.com/rates.csv, with %20 for a blank")
         is_tls = parts.scheme == "https"
         target = quote((parts.path or "/") + (f"?{parts.query}" if parts.query else ""), safe=_SAFE)
         login = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else ""

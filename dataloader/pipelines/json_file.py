@@ -43,7 +43,7 @@ _ARRAY = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\[")
 _MEMBER = re.compile(r'[ \t\r\n{,]*+("(?:[^"\\]|\\.)*+")[ \t\r\n]*+:[ \t\r\n]*+', re.DOTALL)  # its name and colon
 _BETWEEN = re.compile("[ \t\r\n,\x1e]*+")  # objects; RFC 7464 has the last one
 _NO_OBJECT = 'should be an object such as {"id": 1}, for a list or a single value has no names of columns'
-_MENDED = "; a JSON library should write the file, and max_errors rejects rows that are lines"
+_MENDED = '; a JSON library should write the file, format "text" reads CSV, and max_errors rejects rows that are lines'
 _CUT = 16  # characters at the end of the text: the word or escape there may be cut
 
 

@@ -131,7 +131,7 @@ def test_sqlite_keeps_the_value_of_each_row_and_types_are_given(sqlite: Shop, ro
     assert rows("SELECT id, at, raw FROM u ORDER BY id")[2] == (3, "", b"")
 
 
-@pytest.mark.parametrize("value", ["'12:00:00+02'::timetz", "'101'::bit"])
+@pytest.mark.parametrize("value", ["'12:00:00+02'::timetz", "'101'::bit", "12345678901234567890::bignum"])
 def test_a_type_that_duckdb_gives_in_part_is_refused(
     tmp_path: Path, shop: Callable[[str], Shop], rows: Rows, value: str
 ) -> None:
@@ -140,6 +140,7 @@ def test_a_type_that_duckdb_gives_in_part_is_refused(
     remedy = "select CAST(v AS text) AS v"
     fails_for_good(load(f"SELECT 1 AS id, {value} AS v"), remedy)
     assert load(f"SELECT 1 AS id, CAST({value} AS text) AS v").error is None
+    fails_for_good(load("SELECT 1 AS id; SELECT 2 AS id"), "query: should be the name of a table, or one SELECT")
 
 
 @pytest.mark.parametrize("is_enum", [False, True])

@@ -370,6 +370,7 @@ def test_parts_of_ended_jobs_go_after_a_week(load: Load, server: Files, folder: 
     ("args", "error"),
     [
         ({"url": "ftp://h/f"}, "url: should be a URL such as https://example.com/rates.csv"),
+        ({"url": "http://h/a b"}, "with %20 for a blank"),
         ({"url": "file:///etc/passwd"}, "url: should be a URL"),
         ({"url": "http://"}, "url: should be a URL"),
         ({"url": "http://h:99999/"}, "url: should be a URL"),

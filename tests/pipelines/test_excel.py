@@ -137,6 +137,12 @@ def test_a_sheet_with_a_header_alone_makes_a_table_without_rows(
     assert dict(rows(TYPES)) == {"id": "text", "v": "text"}
 
 
+@pytest.mark.parametrize("header", [["id"], ["id", "a", "b"]])
+def test_a_list_of_names_that_does_not_fit_the_sheet_is_refused(read: Read, header: list[str]) -> None:
+    with pytest.raises(PermanentError, match=f"row 1: header: {len(header)} names, but the sheet has 2 columns"):
+        read([1, 2], [3, 4], header=header)
+
+
 def test_names_and_the_header_are_as_for_text(read: Read) -> None:
     rows = ["id", "", "Unit price", None, "Unit price"], [1, 2, 3, None, 5]
     assert read(*rows, names="snake").names == ["id", "", "Unit price", "Unit price"]

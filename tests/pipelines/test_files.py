@@ -395,6 +395,12 @@ NEEDS_DICTIONARY = bytes.fromhex("28b52ffd2339a2bd490c61000069642c760a312c616263
         (b"id,a,a,b\n1,2,3,4\n", {"select": ["id", "c"]}, ["select: c should be among", "id, a, (column 3), b"]),
         (b"id,ctid\n1,2\n", {}, ['f.csv, line 1: header: column 2 is named "ctid"', "columns"]),
         (b"id,n\n1,-1.000\n", {"types": {"n": "int"}}, ["line 2: column n: a number with two readings; decimal"]),
+        *(
+            (b"id,a\n1," + text + b"\n", {"types": {"a": "date"}}, ["column a: not a date", "or types text"])
+            for text in (b"Q1 2026", b"10000-01-01", b"today")
+        ),
+        (b'{"id": 1, "a": [1]}', {"format": "json", "types": {"a": "int[]"}}, ["malformed", "types or the table"]),
+        (b"id,a\n1,x\n", {"format": "json"}, ["no valid JSON", 'format "text" reads CSV']),
         (b"1  x  too long\n", {"widths": [3, 3], "header": ["id", "a"]}, ["line 1: longer than the 6 characters"]),
     ],
 )  # fmt: skip
@@ -489,6 +495,23 @@ def test_wrong_rows_decide_no_type(load: Run, rows: Rows) -> None:
 def test_a_table_that_is_there_decides_the_types(load: Run, rows: Rows) -> None:
     rows("CREATE TABLE t (id text PRIMARY KEY, n numeric(6,1), d date)")
     assert load(b'id,n,d\n007,"1.234,5",2026-01-05\n', decimal=",", thousands=".") == [("007", "1234.5", "2026-01-05")]
+
+
+@pytest.mark.parametrize(
+    ("ddl", "reason"),
+    [
+        ("id int PRIMARY KEY, a text", "line 3: duplicate key .*; the table or the file has such a row already"),
+        ("id int, a text) PARTITION BY RANGE (id", "line 2: no partition .*; the table should have one"),
+        ("id int", "t should have the file's columns, but lacks a; schema_change"),
+    ],
+)
+def test_the_remedy_of_a_row_that_its_table_refuses_is_one(
+    ddl: str, reason: str, run: Run, rows: Rows, tmp_path: Path
+) -> None:
+    rows(f"CREATE TABLE t ({ddl})")
+    (tmp_path / "f.csv").write_text("id,a\n1,x\n1,y\n")
+    with pytest.raises(PermanentError, match=reason):
+        run("load.files", path="f.csv", table="t", mode="append")
 
 
 # Several files

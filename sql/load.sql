@@ -8,6 +8,12 @@ SELECT (SELECT relkind FROM pg_class WHERE oid = to_regclass({table_name}));
 SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute
  WHERE attrelid = to_regclass({table_name}) AND attnum > 0 AND NOT attisdropped;
 
+-- name: base_types
+-- The columns with their types; a domain's is the one that it is made of.
+SELECT attname, format_type(CASE typbasetype WHEN 0 THEN atttypid ELSE typbasetype END, NULL)
+  FROM pg_attribute JOIN pg_type AS t ON t.oid = atttypid
+ WHERE attrelid = to_regclass({table_name}) AND attnum > 0 AND NOT attisdropped;
+
 -- name: unique_keys
 -- The indexes that ON CONFLICT can use: unique, not deferred, of plain columns, over all rows.
 SELECT array_agg(a.attname::text)

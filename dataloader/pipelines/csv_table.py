@@ -596,9 +596,9 @@ class Table:
             raise _OtherTypesError("the table has gone since the rows were staged; the next run begins anew")
         return True
 
-    def columns(self, name: str = "table_name") -> dict[str, str]:
+    def columns(self, name: str = "table_name", types: LiteralString = "columns") -> dict[str, str]:
         """The columns of the target, or of its staging table, with their types; none where it is missing."""
-        return dict(self._execute("columns", table_name=self._parts[name]).fetchall())
+        return dict(self._execute(types, table_name=self._parts[name]).fetchall())
 
     def takes_copy(self) -> bool:
         """Whether COPY may fill the target itself: it appends, or the target is empty; then no other load writes to it.

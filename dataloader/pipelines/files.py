@@ -590,7 +590,8 @@ class Shaped(Source):
         self._begins, self._sizes = list[int](), list[int]()  # of the entries, in bytes as they are packed
         self._versions: list[list[Any]] = []  # of the files, when their headers were read
         with context.transaction() as conn:
-            self.existing = csv_table.Table(conn, context, wanted, Source("")).columns()
+            table = csv_table.Table(conn, context, wanted, Source(""))
+            self.existing, self._base_types = table.columns(), table.columns(types="base_types")
         self.columns: dict[str, str] = {}
         self.lines: list[str] = []  # the columns of the line numbers
         self._at = self._most = 0
@@ -724,7 +725,7 @@ class Shaped(Source):
         for name in names:
             stored = self.existing.get(name)
             is_widened = wanted.schema_change == "widen" and stored and csv_table.wider(stored, self.columns[name])
-            kind = kind_of(self.columns[name] if is_widened or not stored else stored)
+            kind = kind_of(self.columns[name] if is_widened or not stored else self._base_types[name])
             if kind and not (len(self._typed) == len(self._entries) and kind_of(given.get(name, "")) == kind):
                 is_guess = name not in wanted.types and name not in self.existing and name not in given
                 self.kinds[name] = kind, is_guess

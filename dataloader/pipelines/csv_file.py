@@ -64,17 +64,8 @@ _BEHIND = (
 _ZERO_BYTE = "a zero byte (0x00{}), which PostgreSQL cannot hold; max_errors rejects such rows"
 # The encodings that a message may guess, the more frequent ones first.
 _GUESSES = (
-    "cp1252",
-    "cp1251",
-    "cp1250",
-    "koi8-r",
-    "cp866",
-    "cp850",
-    "cp1253",
-    "shift_jis",
-    "gb18030",
-    "big5",
-    "euc-kr",
+    *("cp1252", "cp1251", "cp1250", "koi8-r", "cp866", "cp850", "cp1253"),
+    *("shift_jis", "gb18030", "big5", "euc-kr"),
 )
 
 

@@ -15,11 +15,10 @@ import re
 import select
 import stat
 import time
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import accumulate, chain
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, LiteralString, NamedTuple
 from uuid import UUID
@@ -48,7 +47,6 @@ _CANCEL_SEC = 5.0  # for the server to end a statement
 _COPIED_AT_ONCE = 2**16  # characters in one message to the server
 _BATCH_SIZE = 2**22  # characters: a batch is kept until PostgreSQL has checked it, so long records are fewer
 _RECORD_SIZE = 100  # beside its characters
-_REPEATED_ROWS = 2_000  # in a batch behind many wrong rows, for each of these costs a repetition of its batch
 _LINE_ENDS = re.compile("\r\n?|\n")
 _COUNTS = ("inserted", "updated", "unchanged", "deleted", "duplicate_keys", "rejected")
 _BITS = {"smallint": 16, "integer": 32, "bigint": 64}
@@ -537,11 +535,9 @@ class Table:
     ) -> None:
         """A lasting staging table is there for the other transactions of its job too."""
         self.is_done, self.copied = False, 0  # whether `copy` has come to the end of the records; the rows until then
-        self.batch_rows = wanted.batch_rows
         self.conn, self._check = conn, context.check
         self._wanted, self._source, self._staging = wanted, source, staging_of(context.job_id)
         self._sent: list[tuple[int, Text]] = []  # to a COPY that failed, with the numbers by which people know them
-        self._reporting = self._staging  # a pattern of the table's name in the context of COPY's errors
         self._cursor = conn.cursor(row_factory=tuple_row)
         [(self._schema,)] = self._cursor.execute("SELECT current_schema()").fetchall()
         if not self._schema:
@@ -620,8 +616,6 @@ class Table:
         else:  # the types may not change behind `items`
             self._patiently("LOCK TABLE {table} IN ROW EXCLUSIVE MODE")
         self._parts |= {"staging": self._parts["table"], "staging_name": self._parts["table_name"]}
-        name = re.escape(wanted.table.rpartition(".")[2])
-        self._reporting = rf"(?m:^)(?=[^\n]*COPY)[^\n]*?(?<!\w){name}(?!\w)"
         return True
 
     def make_staging(self) -> None:
@@ -667,7 +661,7 @@ class Table:
         types = self.columns("staging_name")
         is_utf8 = self.conn.info.encoding == "utf-8"  # the encoding of texts in a binary COPY
         self._source.stored = [types[name] for name in self._source.columns] if is_utf8 else ()
-        return self._source.items(begin, self.batch_rows)
+        return self._source.items(begin, self._wanted.batch_rows)
 
     def copy(self, items: Iterator[tuple[int, Item]]) -> int:
         """Copy the next batch into the staging table; returns how many records it had.
@@ -675,15 +669,14 @@ class Table:
         PostgreSQL reports an error at the end of a COPY, so a batch is one.
         """
         before = self._source.place().records
-        number, first = next(items, (0, None))
-        self.is_done = first is None
-        if not isinstance(first, Batch):
-            self._copy_as_text(items if first is None else chain([(number, first)], items))
-        elif not first.binary or not self._copied_in_binary(first.binary):
-            singles = iter(first.singles(number))  # behind wrong rows a batch is smaller than a Batch
+        if (first := next(items, None)) is None:
+            self.is_done = True
+        elif not isinstance(first[1], Batch):
+            self._copy_as_text(chain([first], items))
+        elif not first[1].binary or not self._copied_in_binary(first[1].binary):
+            singles = iter(first[1].singles(first[0]))
             while (single := next(singles, None)) is not None:
                 self._copy_as_text(chain([single], singles))
-            self.is_done = False
         return self._source.place().records - before
 
     def _copied_in_binary(self, parts: Sequence[Any]) -> bool:
@@ -723,9 +716,8 @@ class Table:
             else:
                 yield number, item
                 rows, size = rows + item.records, size + len(item.text)
-            if rows >= self.batch_rows or size > _BATCH_SIZE or len(rejects) > self._wanted.max_errors:
+            if rows >= self._wanted.batch_rows or size > _BATCH_SIZE or len(rejects) > self._wanted.max_errors:
                 return
-        self.is_done = True
 
     def _copy_as_text(self, items: Iterator[tuple[int, Item]]) -> None:
         """Copy the next batch; stage each record that its reader or PostgreSQL refuses, with the reason.
@@ -733,29 +725,30 @@ class Table:
         Raises the error of the first record beyond `max_errors`.
         """
         rejects: list[tuple[int, Rejected]] = []
-        rows = self._batch(items, rejects)
-        while True:
-            try:
-                with self.conn.transaction():
-                    self._copy(rows)
-                break
-            except psycopg.Error as e:
-                left, match = [*rows], self._reported(e)
-                is_twice = isinstance(e, errors.UniqueViolation) and self._wanted.mode != "append"  # for `_at_once`
-                if not match or is_twice or not is_permanent(e):
-                    raise
-                at = self._fault(int(match[1]))
-                good, ((number, text), *behind) = self._sent[:at], self._sent[at:]
-                rejects.append((number, Rejected(self._reason(e, match[2]), str(text))))
-                if len(rejects) > self._wanted.max_errors:
-                    break
-                self._copy(good)  # PostgreSQL checks records in their order
-                rows = iter(behind + left)
-        # Larger batches are quicker until they have wrong rows.
-        rows_next = max(_REPEATED_ROWS, self.batch_rows // 2) if rejects else self.batch_rows * 2
-        self.batch_rows = min(rows_next, self._wanted.batch_rows)
+        self._copy_without_rejects(self._batch(items, rejects), rejects)
         if rejects:
             self._reject(sorted(rejects))
+
+    def _copy_without_rejects(self, rows: Iterator[tuple[int, Text]], rejects: list[tuple[int, Rejected]]) -> None:
+        """Copy the records; where PostgreSQL refuses one, copy each half alone. The refused ones go to `rejects`."""
+        try:
+            with self.conn.transaction():
+                self._copy(rows)
+        except psycopg.Error as e:
+            is_twice = isinstance(e, errors.UniqueViolation) and self._wanted.mode != "append"  # for `_at_once`
+            if "COPY" not in (e.diag.context or "") or is_twice or not is_permanent(e):
+                raise
+            items = [*self._sent, *rows]
+            if len(items) == 1:
+                items = [*_singles(*items[0])]
+            if len(items) == 1:
+                [(number, record)] = items
+                rejects.append((number, Rejected(self._reason(e), str(record))))
+                return
+            half = len(items) // 2
+            for some in (items[:half], items[half:]):
+                if len(rejects) <= self._wanted.max_errors:
+                    self._copy_without_rejects(iter(some), rejects)
 
     def _reject(self, rejects: list[tuple[int, Rejected]]) -> None:
         most = self._wanted.max_errors
@@ -1001,26 +994,11 @@ class Table:
             names = _listed(others)
             raise _OtherTypesError(f"{names}: other types since the rows were staged; the next run begins anew")
 
-    def _fault(self, reported: int) -> int:
-        """The place of the record in `_sent` whose last line COPY reports; line 1 is the header.
-
-        Replaces a block by its records.
-        """
-        ends = [*accumulate((_text(item).count("\n") for _, item in self._sent), initial=1)]
-        at = min(bisect_left(ends, reported, lo=1), len(self._sent)) - 1
-        number, item = self._sent[at]
-        if not isinstance(item, Block):
-            return at
-        self._sent[at : at + 1] = item.singles(number)
-        return self._fault(reported)
-
-    def _reported(self, error: psycopg.Error) -> re.Match[str] | None:
-        """The line that COPY reports, and the column if it knows one."""
-        return re.search(rf"{self._reporting}\D*(\d+)(?:, \S+ (.+?)(?:: |$))?", error.diag.context or "")
-
-    def _reason(self, error: psycopg.Error, column: str | None) -> str:
+    def _reason(self, error: psycopg.Error) -> str:
+        """The reason why COPY refuses a record, with the column if COPY knows one."""
+        column = re.search(r"COPY [^\n]*?, \S+ \d+, \S+ (.+?)(?:: |$)", error.diag.context or "")
         reason = reason_of(error, self._wanted.table, self._source.columns)
-        return f"column {column}: {reason}" if column and f'"{column}"' not in reason else reason
+        return f"column {column[1]}: {reason}" if column and f'"{column[1]}"' not in reason else reason
 
 
 def answered(pg: PGconn, check: Callable[[], None]) -> PGresult:
@@ -1052,6 +1030,11 @@ def _text(item: Text) -> str:
     """PURE: a record or a block with its line ends, for COPY."""
     # Before PostgreSQL 18 a line `\\.` ends the data.
     return item.text if not isinstance(item, str) else '"\\."\n' if item == "\\." else f"{item}\n"
+
+
+def _singles(number: int, item: Text) -> Iterator[tuple[int, Text]]:
+    """PURE: the records of an item with their numbers; that of the first is `number`."""
+    return item.singles(number) if isinstance(item, Block) else iter([(number, item)])
 
 
 def is_permanent(error: psycopg.Error) -> bool:

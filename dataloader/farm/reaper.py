@@ -33,7 +33,6 @@ from dataloader.queue import cleanups, db, hooks, lifecycle, migrations
 from dataloader.queue import logs as logs_of_jobs
 from dataloader.queue.plans import backfills, schedules
 from dataloader.queue.reports import predictions, runs, stats, webhooks
-from dataloader.queue.reports.messages import Rules
 
 WAKE_BATCH = 1_000
 STRANDED_BATCH = 200  # keys of parked rows that one round checks
@@ -209,7 +208,7 @@ class Reaper:
             notify_ready()
 
     def _publish_alerts(self, conn: db.Connection, _: object) -> None:
-        if published := webhooks.publish(conn, Rules.of(self._settings)):
+        if published := webhooks.publish(conn, self._settings):
             self._log.info("reaper.alerts.told", count=published)
 
     def _prune(self, conn: db.Connection, may_go_on: Callable[[], bool]) -> None:

@@ -12,7 +12,6 @@ from dataloader.ops.errors import Unknown, known
 from dataloader.ops.op import Call, Op, made, operations_on
 from dataloader.ops.types import Text
 from dataloader.queue.reports import webhooks as receivers
-from dataloader.queue.reports.messages import Rules
 
 QUEUES = 1_000  # that a webhook may name
 WebhookName = Annotated[str, Field(description="of a receiver of alerts")]
@@ -103,7 +102,7 @@ def resume_webhook(call: Call, webhook: WebhookName) -> Webhook:
 )
 def test_webhook(call: Call, webhook: WebhookName) -> Tested:
     """Send a receiver a test message, also while it is paused; the answer has the job that sends it."""
-    job_id = known(receivers.send_test(call.conn, webhook, Rules.of(call.settings)), "webhook")
+    job_id = known(receivers.send_test(call.conn, webhook, call.settings), "webhook")
     queue = call.settings.dl_alerts_queue
     advice = f'No worker serves the queue {queue}: add {{"queue": "{queue}"}} to WORKERS_JSON.'
     return Tested(name=webhook, job_id=job_id, advice=None if receivers.is_served(call.conn, queue) else advice)

@@ -12,15 +12,15 @@ from flask import Flask
 from flask.testing import FlaskClient
 from hostile import QUEUE, Rows
 
+from dataloader.config import Settings
 from dataloader.queue import cleanups, db, lifecycle, logs
 from dataloader.queue.job import Finish
 from dataloader.queue.lifecycle import Ended, Session
 from dataloader.queue.plans import backfills, schedules
 from dataloader.queue.reports import predictions, runs, stats, webhooks
-from dataloader.queue.reports.messages import Rules
 from dataloader.queue.set_aside import is_of_a_row, set_aside
 
-RULES = Rules(1.0, 1.0, "alerts", "test", None)
+RULES = Settings.model_construct(dl_alerts_bundle_sec=1.0, dl_alerts_paused_sec=1.0, environment="test")
 ROUNDS = 10
 ROWS = 1_000  # of a round
 SEEN = 8  # jobs of a round whose own pages are looked at

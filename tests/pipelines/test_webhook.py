@@ -13,13 +13,18 @@ import pytest
 from judging import Load, fails_for_good
 from receiver import KEY, Receiver, is_signed
 
+from dataloader.config import Settings
 from dataloader.pipelines import PermanentError, Retry, http, webhook
 from dataloader.queue import db
 from dataloader.queue.reports import messages, webhooks
-from dataloader.queue.reports.messages import Rules
 from dataloader.testing import Result
 
-RULES = Rules(60.0, 3_600.0, "alerts", "prod <1>", "https://farm.example.com")
+RULES = Settings.model_construct(
+    dl_alerts_bundle_sec=60.0,
+    dl_alerts_paused_sec=3_600.0,
+    environment="prod <1>",
+    dl_public_url="https://farm.example.com",
+)
 NOW = datetime(2026, 1, 31, 6, 30, tzinfo=UTC)
 CANARY = "canary-5f2c"
 Send = Callable[..., Result]

@@ -11,11 +11,17 @@ import psycopg
 import pytest
 from hands import PATIENCE, Conn, Worker, enqueue, plain, quietly, started, value
 
+from dataloader.config import Settings
 from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.reports import predictions, stats, webhooks
-from dataloader.queue.reports.messages import TASK, Rules
+from dataloader.queue.reports.messages import TASK
 
-RULES = Rules(60.0, 3_600.0, "alerts", "test", "https://farm.example.com")
+RULES = Settings.model_construct(
+    dl_alerts_bundle_sec=60.0,
+    dl_alerts_paused_sec=3_600.0,
+    environment="test",
+    dl_public_url="https://farm.example.com",
+)
 URL = "https://ops.example.com/alerts"
 CANARY = "canary-5f2c"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -38,23 +38,6 @@ Row = Mapping[str, Any]
 Message = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """The rules of messages to webhooks: times in seconds, the queue of messages, and the address of links."""
-
-    bundle_sec: float
-    paused_sec: float
-    queue: str
-    environment: str
-    public_url: str | None
-
-    @classmethod
-    def of(cls, settings: Settings) -> Rules:
-        """The rules that these settings make."""
-        times = settings.dl_alerts_bundle_sec, settings.dl_alerts_paused_sec
-        return cls(*times, settings.dl_alerts_queue, settings.environment, settings.dl_public_url)
-
-
 class Firing(NamedTuple):
     """A condition that a webhook knows, its begin, and the time of the last message about it."""
 
@@ -65,7 +48,12 @@ class Firing(NamedTuple):
 
 
 def due(
-    webhook: Row, events: Iterable[Row], queues: Sequence[Row], active: Collection[Firing], rules: Rules, now: datetime
+    webhook: Row,
+    events: Iterable[Row],
+    queues: Sequence[Row],
+    active: Collection[Firing],
+    settings: Settings,
+    now: datetime,
 ) -> Iterator[Message]:
     """The messages for this webhook: of new `events`, and of what has begun or ended since it was `active`."""
     if webhook["paused_at"] is None:
@@ -75,17 +63,17 @@ def due(
             if row["task"] != TASK and _wants(webhook, kind, row["queue"]):
                 wanted[kind].append(row)
         for kind in filter(wanted.get, SENTENCES):
-            yield _row_message(webhook["name"], kind, wanted[kind], rules, now)
-        yield from _condition_messages(webhook, queues, {(each.kind, each.queue): each for each in active}, rules, now)
+            yield _row_message(webhook["name"], kind, wanted[kind], settings, now)
+        yield from _condition_messages(webhook, queues, active, settings, now)
 
 
-def test(name: str, rules: Rules, now: datetime) -> Message:
+def test(name: str, settings: Settings, now: datetime) -> Message:
     """A message without an alert, to test that messages arrive."""
     text = "This is a test: messages of dataloader arrive here."
-    return _message(name, "test", "event", text, now, now, rules, url=rules.public_url)
+    return _message(name, "test", "event", text, now, now, settings, url=_link(settings))
 
 
-def _row_message(name: str, kind: str, rows: Sequence[Row], rules: Rules, now: datetime) -> Message:
+def _row_message(name: str, kind: str, rows: Sequence[Row], settings: Settings, now: datetime) -> Message:
     groups = Counter((row["queue"], row["task"]) for row in rows)
     queues = {queue for queue, _ in groups}
     place = f"in queue {next(iter(queues))}" if len(queues) == 1 else f"in {len(queues)} queues"
@@ -97,17 +85,17 @@ def _row_message(name: str, kind: str, rows: Sequence[Row], rules: Rules, now: d
         f"1 {one} {place}." if len(rows) == 1 else f"{count(len(rows))} {many} {place}.",
         min(row["ts"] for row in rows),
         now,
-        rules,
+        settings,
         mark=[rows[0]["event_id"], rows[-1]["event_id"]],
         queue=queues.pop() if len(queues) == 1 else None,
-        url=f"{rules.public_url}/jobs?status=dead" if rules.public_url and kind == "dead" else rules.public_url,
+        url=_link(settings, "/jobs?status=dead" if kind == "dead" else ""),
         count=len(rows),
         groups=[{"queue": q, "task": task, "count": number} for (q, task), number in groups.most_common(SHOWN)],
-        jobs=[_job(row, rules) for row in rows[:SHOWN]],
+        jobs=[_job(row, settings) for row in rows[:SHOWN]],
     )
 
 
-def _job(row: Row, rules: Rules) -> dict[str, Any]:
+def _job(row: Row, settings: Settings) -> dict[str, Any]:
     silence = row["silent_sec"]
     error = f"no report for {duration(silence)}" if silence is not None else row["error"].partition("\n")[0]
     return {
@@ -117,42 +105,45 @@ def _job(row: Row, rules: Rules) -> dict[str, Any]:
         "what": row["kind"],
         "at": _text(row["ts"]),
         "error": error,
-        "url": f"{rules.public_url}/jobs/{row['job_id']}" if rules.public_url else None,
+        "url": _link(settings, f"/jobs/{row['job_id']}"),
     }
 
 
 def _condition_messages(
-    webhook: Row, queues: Sequence[Row], active: Mapping[tuple[str, str], Firing], rules: Rules, now: datetime
+    webhook: Row, queues: Sequence[Row], firing: Collection[Firing], settings: Settings, now: datetime
 ) -> Iterator[Message]:
+    active = {(each.kind, each.queue): each for each in firing}
     present: dict[tuple[str, str], Condition] = {}
     for row in queues:
         lag_sec = webhook["lag_sec"] * (OVER if ("lag", row["queue"]) in active else 1.0)
-        for each in conditions(row, lag_sec, rules.paused_sec, now):
-            if row["queue"] != rules.queue and _wants(webhook, each.kind, each.queue):  # its own could not be sent
+        for each in conditions(row, lag_sec, settings.dl_alerts_paused_sec, now):
+            # A message about the queue of messages could not be sent.
+            if row["queue"] != settings.dl_alerts_queue and _wants(webhook, each.kind, each.queue):
                 present[each.kind, each.queue] = each
+    news: list[tuple[str, Condition]] = []
     for place, condition in present.items():
         known = active.get(place)
         if known is None:
-            yield _condition_message(webhook["name"], "firing", condition, rules, now)
+            news.append(("firing", condition))
         elif webhook["shape"] == "alertmanager" and (now - known.told_at).total_seconds() >= REPEATED_SEC:
-            again = Condition(condition.kind, condition.queue, known.since, condition.text)
-            yield _condition_message(webhook["name"], "firing", again, rules, now)
+            news.append(("firing", replace(condition, since=known.since)))
     unknown = {row["queue"] for row in queues if row["lag_sec"] is None}
     for (kind, queue), known in active.items():
         if (kind, queue) not in present and not (kind == "lag" and queue in unknown):
-            over = Condition(kind, queue, known.since, _OVER[kind].format(queue=queue))
-            yield _condition_message(webhook["name"], "resolved", over, rules, now)
+            news.append(("resolved", Condition(kind, queue, known.since, _OVER[kind].format(queue=queue))))
+    for state, each in news:
+        # A browser takes a dot out of a path.
+        page = f"-?name={each.queue}" if each.queue in (".", "..") else quote(each.queue, safe="")
+        more = {"queue": each.queue, "url": _link(settings, f"/queues/{page}")}
+        mark = [each.queue, _text(now)]
+        yield _message(webhook["name"], each.kind, state, each.text, each.since, now, settings, mark, **more)
 
 
 _OVER = {"lag": "Queue {queue} is late no more.", "paused": "Queue {queue} is paused no more."}
 
 
-def _condition_message(name: str, state: str, condition: Condition, rules: Rules, now: datetime) -> Message:
-    kind, queue, since, text = condition.kind, condition.queue, condition.since, condition.text
-    # A browser takes a dot out of a path.
-    page = f"-?name={queue}" if queue in (".", "..") else quote(queue, safe="")
-    url = f"{rules.public_url}/queues/{page}" if rules.public_url else None
-    return _message(name, kind, state, text, since, now, rules, mark=[queue, _text(now)], queue=queue, url=url)
+def _link(settings: Settings, page: str = "") -> str | None:
+    return f"{settings.dl_public_url}{page}" if settings.dl_public_url else None
 
 
 def _wants(webhook: Row, kind: str, queue: str) -> bool:
@@ -168,7 +159,7 @@ def _message(
     text: str,
     since: datetime,
     now: datetime,
-    rules: Rules,
+    settings: Settings,
     mark: Sequence[object] = (),
     **more: Any,
 ) -> Message:
@@ -181,7 +172,7 @@ def _message(
         "state": state,
         "severity": SEVERITIES[kind],
         "text": text,
-        "environment": rules.environment,
+        "environment": settings.environment,
         "since": _text(since),
         "at": _text(now),
         "queue": None,

@@ -16,12 +16,12 @@ import structlog
 from psycopg.types.json import Jsonb
 
 from dataloader import log, periods
-from dataloader.config import WEBHOOK_SECRETS
+from dataloader.config import WEBHOOK_SECRETS, Settings
 from dataloader.queue import db, enqueue
 from dataloader.queue.db import Conn
 from dataloader.queue.db import Row as Row
 from dataloader.queue.reports import messages, stats
-from dataloader.queue.reports.messages import KINDS, TASK, Firing, Message, Rules
+from dataloader.queue.reports.messages import KINDS, TASK, Firing, Message
 
 LAG_SEC = periods.seconds("WEBHOOK_LAG_SEC", 300.0)  # the lag of a late queue, unless its webhook sets another
 ATTEMPTS = 12  # of a message: with the pauses of the pipeline some four hours
@@ -97,11 +97,11 @@ def resume(conn: Conn, name: str) -> Row | None:
     return _one(conn, "resume", name)
 
 
-def send_test(conn: Conn, name: str, rules: Rules) -> UUID | None:
+def send_test(conn: Conn, name: str, settings: Settings) -> UUID | None:
     """Add the job of a test message, also for a paused webhook; its id, or None where there is no such webhook."""
     if find(conn, name) is None:
         return None
-    return _add(conn, name, messages.test(name, rules, datetime.now(UTC)), rules)
+    return _add(conn, name, messages.test(name, settings, datetime.now(UTC)), settings)
 
 
 def is_served(conn: Conn, queue: str) -> bool:
@@ -119,7 +119,7 @@ def is_firing(conn: Conn, name: str, message: Message) -> bool:
     return bool(_SQL.value(conn, "is_firing", **_place(name, message)))
 
 
-def publish(conn: Conn, rules: Rules) -> int:
+def publish(conn: Conn, settings: Settings) -> int:
     """Add one job for each due message, also if several reapers call this; raises instead of waiting for a lock."""
     if not (receivers := listed(conn)):
         return 0
@@ -127,7 +127,8 @@ def publish(conn: Conn, rules: Rules) -> int:
         db.give_up_after(conn, 3.0, lock_sec=0.1)  # the reaper has one session for this and for leases
         if (position := _SQL.first(conn, "position")) is None:
             return 0
-        now, wait = position["now"], {"bundle_sec": rules.bundle_sec, "settle_sec": min(SETTLE_SEC, rules.bundle_sec)}
+        now, bundle_sec = position["now"], settings.dl_alerts_bundle_sec
+        wait = {"bundle_sec": bundle_sec, "settle_sec": min(SETTLE_SEC, bundle_sec)}
         if events := _SQL.rows(conn, "new_events", after=position["last_event"], **wait, limit=TAKEN):
             _SQL.do(conn, "go_on_behind", last_event=events[-1]["event_id"])
         else:
@@ -139,8 +140,8 @@ def publish(conn: Conn, rules: Rules) -> int:
         for each in receivers:
             try:
                 with conn.transaction():
-                    for message in messages.due(each, events, queues, firing[each["name"]], rules, now):
-                        _add(conn, each["name"], log.masked(message), rules)
+                    for message in messages.due(each, events, queues, firing[each["name"]], settings, now):
+                        _add(conn, each["name"], log.masked(message), settings)
                         if message["state"] in ("firing", "resolved"):
                             _SQL.do(conn, f"note_{message['state']}", **_place(each["name"], message))
                         sent += 1
@@ -184,10 +185,11 @@ def is_address(url: str) -> bool:
     return is_right and bool(re.fullmatch(r"[A-Za-z0-9._:-]+", parts.hostname or ""))
 
 
-def _add(conn: Conn, name: str, message: Message, rules: Rules) -> UUID:
+def _add(conn: Conn, name: str, message: Message, settings: Settings) -> UUID:
     """The message and its job, without an idempotency key: a producer could take a foreseen one."""
     args = {"webhook": name, "text": message["text"]}
-    job = enqueue.NewJob(rules.queue, TASK, f"webhook {name}", args, max_attempts=ATTEMPTS, producer="alerts")
+    queue, key = settings.dl_alerts_queue, f"webhook {name}"
+    job = enqueue.NewJob(queue, TASK, key, args, max_attempts=ATTEMPTS, producer="alerts")
     job_id = enqueue.new_id(conn)
     with conn.transaction():
         _SQL.do(conn, "keep_message", job_id=job_id, webhook=name, message=Jsonb(message))

@@ -25,7 +25,7 @@ def fields_of(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
     status = row.pop("status")
     if status not in FINAL:
         raise Conflict(f"the job is {status}; only a job that has ended can be run again with changes")
-    return {name: value for name, value in row.items() if value is not None}
+    return {name: value for name, value in row.items() if value is not None or name == "args"}
 
 
 def changed(args: Any, changes: Mapping[str, Any], without: Collection[str] = ()) -> dict[str, Any]:

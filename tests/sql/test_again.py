@@ -33,6 +33,13 @@ def test_the_fields_are_those_of_the_trigger(conn: Conn, status: str) -> None:
     assert fields == given | {"queue": "q", "task": "t", "lock_key": "k", "args": ARGS}
 
 
+def test_args_that_are_null_are_no_missing_field(conn: Conn) -> None:
+    """Other services insert such rows."""
+    job_id = ended(conn)
+    conn.execute("UPDATE dl_jobs SET args = 'null' WHERE job_id = %s", (job_id,))
+    assert again.fields_of(conn, job_id) == {**again.fields_of(conn, ended(conn)), "args": None}
+
+
 def test_an_affinity_key_that_follows_from_the_args_is_found_anew(conn: Conn) -> None:
     operations.publish_tasks(conn, {"t": {"affinity": ["model"]}})
     job_id = ended(conn, args={"model": "a"})

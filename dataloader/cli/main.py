@@ -120,7 +120,7 @@ def up(reloads: bool) -> None:
 @main.command(examples=["dataloader workers"])
 def workers() -> None:
     """Run the supervisor with its workers and their keeper."""
-    blocked = {signal.SIGHUP}  # until the supervisor can obey: a reload in the start would end the program
+    blocked = {signal.SIGHUP, signal.SIGTTIN}  # until the supervisor can obey: they would end or stop the program
     signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     from dataloader import config, pipelines, surroundings
     from dataloader.farm import keeper, supervisor, worker

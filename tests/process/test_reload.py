@@ -175,10 +175,13 @@ def test_a_long_job_does_not_hold_up_the_other_workers_successors(farm: Farm, tm
     assert farm.job(long)["attempt"] == 1
 
 
-def test_a_hup_in_a_start_reloads_the_farm_once_it_has_started(farm: Farm, tmp_path: Path) -> None:
-    (tmp_path / "sends_hup.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGHUP)\n")
-    program = farm.start(workers=1, dl_preload="sends_hup")
-    program.logged("supervisor.reloaded")
+@pytest.mark.parametrize("order", ["SIGHUP", "SIGTTIN"])
+def test_an_order_in_a_start_neither_ends_nor_stops_the_farm(farm: Farm, tmp_path: Path, order: str) -> None:
+    (tmp_path / "sends_it.py").write_text(f"import os, signal\nos.kill(os.getpid(), signal.{order})\n")
+    program = farm.start(workers=1, dl_preload="sends_it", before=["env"])
+    program.logged("worker.started")
+    if order == "SIGHUP":
+        program.logged("supervisor.reloaded")
     farm.works()
     assert program.stop() == 0
 

@@ -700,10 +700,11 @@ class Shaped(Source):
         """Raise PermanentError for an argument that names a column which the files lack, or have already."""
         wanted = self.wanted
         for argument, chosen in {"select": wanted.select or [], "types": wanted.types, "key": wanted.key}.items():
-            if unknown := [name for name in chosen if name not in names and name not in wanted.add]:
-                has = visible(", ".join(names[:20]))
+            among = wanted.select if wanted.select and argument == "key" else names
+            if unknown := [name for name in chosen if name not in among and name not in wanted.add]:
+                has = visible(", ".join(among[:20]))
                 hint = "; is the delimiter right, and skip_rows?" if len(names) == 1 and not self._typed else hint
-                place = f"the columns of {self._entries[0].name}"
+                place = f"the columns of {self._entries[0].name}" if among is names else "those of select"
                 raise PermanentError(f"{argument}: {', '.join(unknown)} should be among {place}: {has}{hint}")
         if taken := [name for name in wanted.add if name in names]:
             raise PermanentError(f"add: the files have {', '.join(taken)}; it should be a new name")

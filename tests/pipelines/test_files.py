@@ -301,6 +301,7 @@ NEEDS_DICTIONARY = bytes.fromhex("28b52ffd2339a2bd490c61000069642c760a312c616263
         (b"id,a\n1,x\n", {"add": {"a": "now"}}, ["add: the files have a"]),
         (b"id,a\n1,2026-01-05\n", {"types": {"a": "timestamptz"}}, ["column a: a time without its zone"]),
         (b"id,a\n1,x\n", {"key": ["b"]}, ["key: b should be among"]),
+        (b"id,a\n1,x\n", {"select": ["a"]}, ["key: id should be among those of select: a"]),
         (b"id,a,a,\n1,x,y,z\n", {}, ["header: ", "column 4 has no name", 'columns 2 and 3 are named "a"', "snake"]),
         ("id,a\n1,x\n".encode("utf-16-le"), {}, ["f.csv, line 1: has a zero byte", "encoding should be utf-16-le"]),
         ("id,a\n1,서울특별시 강남구\n".encode("euc-kr"), {}, ["line 2", "reads as euc-kr"]),

@@ -794,7 +794,7 @@ class Shaped(Source):
         from dataloader.pipelines.json_file import JsonFile
 
         if self._most and self._shape.passing and isinstance(source, JsonFile):
-            source.copied = self._reader(added, source) if self.has_parts and self._shape.is_usual else None
+            source.lines = self._reader(added, source) if self.has_parts and self._shape.is_usual else None
             source.fitted = self._shape.fitted
             return source.items(place or source.begin, self._most)
         return source.records(place or source.begin)
@@ -806,7 +806,7 @@ class Shaped(Source):
         except ImportError:
             return None
         if not isinstance(source, CsvFile):
-            return json_block.reader([*source.columns], self.stored, added, len(self.lines))
+            return json_block.Lines([*source.columns], self.stored, added, len(self.lines))
         others = [self.wanted.comment] if self.wanted.comment else []
         return arrow_block.reader(self.delimiter, self._shape.words, self.stored, added, len(self.lines), others)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -32,40 +33,41 @@ _DEEPEST = 100  # JsonFile and PostgreSQL have limits of their own
 _BARE = ("boolean", "smallint", "integer", "bigint", "real", "double precision", "numeric", "jsonb")
 
 
-def reader(
-    names: Sequence[str], stored: Sequence[str], added: Sequence[Any], lines: int
-) -> Callable[[bytes, int], Copied | None] | None:
-    """A function of whole lines and the number of the first; None where a type has no forms.
+class Lines:
+    """Reads lines as columns, and these as a binary COPY: two threads may share the work.
 
     `names` are those of the first `stored` columns in the objects; the other arguments are as in `arrow_block.reader`.
     """
-    kinds = {name: re.sub(r"\(.*?\)", "", kind) for name, kind in zip(names, stored, strict=False)}
-    if "json" in kinds.values() or not all(map(takes_texts, kinds.values())):
+
+    def __init__(self, names: Sequence[str], stored: Sequence[str], added: Sequence[Any], lines: int) -> None:
+        self._kinds = {name: re.sub(r"\(.*?\)", "", kind) for name, kind in zip(names, stored, strict=False)}
+        self._stored, self._added, self._lines = stored, added, lines
+        self._is_known = "json" not in self._kinds.values() and all(map(takes_texts, self._kinds.values()))
+
+    def read(self, text: bytes) -> list[Any] | None:
+        """The texts of the values, a column for each name; None where there is any doubt."""
+        with suppress(*_DOUBTS):
+            return _columns(text, self._kinds) if self._is_known else None
         return None
 
-    def read(text: bytes, line: int) -> Copied | None:
-        try:
-            columns = _columns(text, kinds)
-        except _DOUBTS:
-            return None
+    def copied(self, columns: list[Any], line: int) -> Copied | None:
+        """The rows, of which the first is this line; None where PostgreSQL has to read their texts."""
         rows = len(columns[0])
-        binary = encoded(widened(columns, rows, added, [range(line, line + rows)] * lines), stored)
+        numbers = [range(line, line + rows)] * self._lines
+        binary = encoded(widened(columns, rows, self._added, numbers), self._stored)
         return Copied(rows, rows, binary) if binary else None
-
-    return read
 
 
 def types_in(text: bytes) -> dict[str, set[str]] | None:
     """The types of the values in these lines, by name; None for lines of another layout."""
     types: dict[str, set[str]] = {}
-    try:
+    with suppress(*_DOUBTS):
         names, marked, _, spans = _read(text, has_nested=True)
         for name, begin, end, is_quoted, is_null in zip(names, *spans, strict=True):
             bare = _texts(pa.py_buffer(marked), begin, end, is_quoted | is_null).drop_null()
             types[name] = _types(bare) | ({"text"} if is_quoted.any() else set())
-    except _DOUBTS:
-        return None
-    return types
+        return types
+    return None
 
 
 def _types(bare: Any) -> set[str]:
@@ -90,7 +92,7 @@ def _read(text: bytes, has_nested: bool) -> tuple[list[str], bytes, set[int], tu
     whole = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(text)])
     whole.cast(pa.string())  # raises an error for what is not UTF-8
     data = np.frombuffer(text, np.uint8)
-    if np.count_nonzero(data < ord(" ")) != text.count(b"\n") or not text.startswith(b"{"):
+    if np.count_nonzero(data < ord(" ")) != np.count_nonzero(data == ord("\n")) or not text.startswith(b"{"):
         raise ValueError("a control character, or no object")
     names = [*json.loads(text[: text.index(b"\n")])]
     marked, marks = _marked(text, data)

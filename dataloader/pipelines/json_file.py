@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from dataloader.pipelines.arrow_block import Copied
+    from dataloader.pipelines.json_block import Lines
 
 _CHUNK_BYTES = 2**16
 _COPIED_BYTES = 2**21  # of a binary COPY, of which each is a statement
@@ -82,7 +83,7 @@ class JsonFile(TypedFile):
     """The objects of a file, which people know by the numbers of their first lines."""
 
     unit = "line"
-    copied: Callable[[bytes, int], Copied | None] | None = None  # as `json_block.reader` makes it
+    lines: Lines | None = None  # a reader of them, where pyarrow is installed
     fitted: Callable[[int, Block], Block]  # a block as COPY gets it
     _most = 0  # records of a copy
     _end: int | None = None  # of what is in use, while a thread reads ahead
@@ -160,7 +161,7 @@ class JsonFile(TypedFile):
         raise PermanentError(f"{self.origin}: records: {'.'.join(path)} {remedy}")
 
     def items(self, begin: Place, size: int) -> Iterator[tuple[int, Item]]:
-        """The records; lines come as rows of Arrow where `copied` has them."""
+        """The records; they come as rows of Arrow where `lines` reads them."""
         self._most = size
         return self.records(begin)
 
@@ -174,20 +175,25 @@ class JsonFile(TypedFile):
         self._text, self._at = "", 0
         self._next: _Chunk | None = None
         self._end: int | None = None
-        if self.copied and self._most and not self._is_array:
+        if self.lines and self._most and not self._is_array:
             from dataloader.pipelines.binary_copy import ahead
 
-            self._reading = ahead(self._copies(self._line, self._most))
+            self._reading = ahead(self._copies(self.lines, ahead(self._chunks(self.lines, self._most)), self._line))
         return self._rows()
 
-    def _copies(self, line: int, most: int) -> Iterator[_Chunk]:
-        """The file in chunks of whole lines, with their copies."""
+    def _chunks(self, lines: Lines, most: int) -> Iterator[tuple[bytes, list[Any] | None, int]]:
+        """The file in chunks of whole lines, with their columns."""
         size = _CHUNK_BYTES
         while text := self._file.read(size) + self._file.readline(LONGEST_RECORD):
-            copied = self.copied(text, line) if self.copied and len(text) < 2 * _COPIED_BYTES else None
-            if copied:
-                size = min(_COPIED_BYTES, len(text) * most * 9 // (copied.records * 10))
-            yield _Chunk(text, copied if copied and copied.records <= most else None, super().position)
+            count = text.count(b"\n") + (not text.endswith(b"\n"))
+            fits = count <= most and len(text) < 2 * _COPIED_BYTES
+            yield text, lines.read(text) if fits else None, super().position
+            size = min(_COPIED_BYTES, len(text) * most * 9 // (count * 10))
+
+    @staticmethod
+    def _copies(lines: Lines, chunks: Iterator[tuple[bytes, list[Any] | None, int]], line: int) -> Iterator[_Chunk]:
+        for text, columns, end in chunks:
+            yield _Chunk(text, lines.copied(columns, line) if columns else None, end)
             line += text.count(b"\n")
 
     def _batch(self, chunk: _Chunk, copied: Copied) -> tuple[int, Batch]:
@@ -198,7 +204,7 @@ class JsonFile(TypedFile):
 
         def singles(number: int) -> Iterator[tuple[int, str | Rejected]]:
             again = copy(self)
-            again._file, again.copied, again._reading = io.BytesIO(chunk.text), None, None
+            again._file, again.lines, again._reading = io.BytesIO(chunk.text), None, None
             for at, text in again.records(Place(0, number)):
                 yield at, text if isinstance(text, Rejected) else self.fitted(at, Block(f"{text}\n", 1)).text[:-1]
 

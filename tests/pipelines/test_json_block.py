@@ -2,6 +2,7 @@
 
 import json
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from judging import Load, Rows
 from test_arrow_block import KINDS, loaded, value
 
-from dataloader.pipelines import csv_table, json_block, json_file
+from dataloader.pipelines import Context, csv_table, files, json_block, json_file
 from dataloader.pipelines.csv_table import Table
 
 ODD_VALUES = [
@@ -68,7 +69,6 @@ ODD_VALUES = [
     ),
     *(
         '{"a":"\\ud83d"}',
-        '{"a":"\\u0000"}',
         '{"a" 1}',
         "[1,]",
         '"12"',
@@ -196,7 +196,7 @@ def compared(seed: int, job: Load, rows: Rows, folder: Path, monkeypatch: pytest
         patch.setattr(json_file, "PART_BYTES", 2**20)
         patch.setattr(csv_table, "_DIRECT_BYTES", 0 if crash else sizes[2])
         quick = loaded(job, rows, args, make, **crash)
-        patch.setattr(json_block, "reader", lambda *args: None)
+        patch.setattr(json_block.Lines, "read", lambda *args: None)
         patch.setattr(json_block, "types_in", lambda text: None)
         slow = loaded(job, rows, args, make, **crash)
     if not quick or not slow:
@@ -279,6 +279,18 @@ def test_an_odd_line_costs_its_neighbours_alone_the_quick_way(
     assert 0 < sum(in_text) < 100
 
 
+def test_an_end_ends_the_threads_that_read_ahead(
+    context: Context, rows: Rows, tmp_path: Path, in_text: list[int]
+) -> None:
+    (tmp_path / "f.jsonl").write_text("".join(map(LINE.format, range(500))), "utf-8")
+    others = {*threading.enumerate()}
+    steps = files.load_files({"path": "f.jsonl", "table": "t", "mode": "append"}, context)
+    next(steps)
+    assert len({*threading.enumerate()} - others) == 2
+    steps.close()
+    assert not {*threading.enumerate()} - others
+
+
 @pytest.mark.parametrize(
     "odd",
     [
@@ -307,9 +319,9 @@ def test_an_odd_line_costs_its_neighbours_alone_the_quick_way(
     ],
 )
 def test_lines_of_another_layout_have_no_rows(odd: str) -> None:
-    read = json_block.reader(["id", "v"], ["bigint", "text"], [], 0)
+    lines = json_block.Lines(["id", "v"], ["bigint", "text"], [], 0)
     line = '{"id": 1, "v": "a"}\n'
-    assert read
-    assert read(2 * line.encode(), 1)
+    assert lines.read(2 * line.encode())
     for text in (f"{line}{odd}\n{line}", f"{odd}\n{line}"):
-        assert read(text.encode(), 1) is None
+        columns = lines.read(text.encode())
+        assert not (columns and lines.copied(columns, 1))

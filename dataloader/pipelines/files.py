@@ -601,6 +601,7 @@ class Shaped(Source):
         self.kinds: dict[str, tuple[str, bool]] = {}  # the kind of each column that has one; and whether it is a guess
         self._done = self.begin = Place()
         with ExitStack() as archives:  # an error closes them
+            archives.callback(lambda: self._stack.close())
             self._entries = entries(wanted, context, archives)
             self._inspect()
             self._archives = archives.pop_all()
@@ -645,10 +646,13 @@ class Shaped(Source):
         if source.is_typed and not source.columns:  # a page of an API without rows
             return source, []
         names = named(source.names, self.wanted, lambda reason: source.error(source.header_line, reason))
-        if source.is_typed:
-            types = self.columns | self.wanted.types | self.existing
-            source.fit({raw: types[name] for raw, name in zip(source.columns, names, strict=True) if name in types})
+        self._fit(source, names)
         return source, names
+
+    def _fit(self, source: Source, names: list[str]) -> None:
+        types = self.columns | self.wanted.types | self.existing
+        if source.is_typed:
+            source.fit({raw: types[name] for raw, name in zip(source.columns, names, strict=True) if name in types})
 
     def _inspect(self) -> None:
         """Find the columns of all files, and their types."""
@@ -665,6 +669,8 @@ class Shaped(Source):
                     for name, type_ in zip(names, source.columns.values(), strict=True):
                         kinds = [kind for kind in (given.get(name, UNSEEN), type_) if kind is not UNSEEN]
                         given[name] = common_type({*kinds})
+                if at == 0:  # it is not read for its columns again
+                    self._opened, self._stack = (source, [*names]), stack.pop_all()
             self._versions.append(source.version)
             member = entry.archive.getinfo(entry.member or "") if entry.archive else None
             self._begins.append(member.header_offset if member else 0)
@@ -762,7 +768,7 @@ class Shaped(Source):
         self._most = size
         at, base, mark = begin.mark or (0, 0, None)
         inner = Place(*mark) if mark else Place()
-        opened = self._opened if self._bases and self._at == at else None
+        opened = self._opened if self._at == at else None
         self._bases = []
         self._done = Place(**{name: getattr(begin, name) - getattr(inner, name) for name in _COUNTED})
         return self._all(self._entered(at, base, inner if mark else None, opened))
@@ -775,6 +781,7 @@ class Shaped(Source):
             opened = self._open(at, self._stack)
         self._at, self._opened = at, opened
         source, names = opened
+        self._fit(source, names)
         self._bases.append((base, source))
         entry = self._entries[at]
         words = {"now": self._now, "file": entry.name}

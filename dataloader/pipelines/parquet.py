@@ -61,6 +61,7 @@ class ArrowFile(FileSource):
     def __init__(self, path: str, descriptor: int, file: BinaryIO, wanted: Target | None = None) -> None:
         """Read what the file says of itself; raises PermanentError where it is no such file that can be loaded."""
         super().__init__(path, descriptor)
+        self._select, self._renamed = getattr(wanted, "select", None), getattr(wanted, "columns", {})
         with self._readable():
             schema = self._opened(file)
         self.columns = columns_of(path, schema)
@@ -149,10 +150,16 @@ class ParquetFile(ArrowFile):
         )
         self.total = self._parquet.metadata.num_rows
         for column in (self._parquet.schema.column(n) for n in range(len(self._parquet.schema))):
-            if column.converted_type == "INTERVAL":
+            if column.converted_type == "INTERVAL" and self._is_used(column.path.split(".")[0]):
                 fault = f"pyarrow gives {column.path}, an INTERVAL, as bytes; write it as a text, or leave it out"
                 raise PermanentError(f"{self.origin}: {fault}")
         return self._parquet.schema_arrow
+
+    def _is_used(self, name: str) -> bool:
+        """Whether the column may be in the table, by the name that it can have there."""
+        from dataloader.pipelines.files import snake
+
+        return not self._select or not {name, snake(name), self._renamed.get(name)}.isdisjoint(self._select)
 
     def _batches(self, skipped: int) -> Iterator[Any]:
         # Row groups before them are not read.
@@ -199,7 +206,8 @@ class OrcFile(ArrowFile):
 def columns_of(origin: str, schema: Any) -> dict[str, str]:
     """The columns of an Arrow schema with the types of a new table; raises PermanentError for one name twice."""
     try:
-        names = csv_table.unique(schema.names)
+        if not (names := csv_table.unique(schema.names)):
+            raise ValueError("there are none")
     except ValueError as e:
         raise PermanentError(f"{origin}: the names of its columns: {e}; write it again with other names") from None
     return dict(zip(names, (_type(field.type) for field in schema), strict=True))

@@ -214,10 +214,27 @@ def test_a_map_is_an_object_of_json_where_its_keys_can_be_names(
     assert rows("SELECT m, s, d FROM t") == [({"a": 1}, {"m": {"x": 1}}, [["2026-01-05", 1]])]
 
 
-def test_an_interval_of_parquet_which_pyarrow_gives_as_bytes_is_refused(load: Load, tmp_path: Path) -> None:
+def test_an_interval_of_parquet_which_pyarrow_gives_as_bytes_is_refused_where_it_is_used(
+    load: Load, job: Load, rows: Rows, tmp_path: Path
+) -> None:
     duckdb = pytest.importorskip("duckdb")
-    duckdb.sql(f"COPY (SELECT 1 AS id, INTERVAL 1 MONTH AS of) TO '{tmp_path / 'f.parquet'}' (FORMAT parquet)")
-    fails_for_good(load(), "f.parquet: pyarrow gives of, an INTERVAL, as bytes; write it as a text, or leave it out")
+    duckdb.sql(f"COPY (SELECT 1 AS id, INTERVAL 1 MONTH AS Of) TO '{tmp_path / 'f.parquet'}' (FORMAT parquet)")
+    fault = "f.parquet: pyarrow gives Of, an INTERVAL, as bytes; write it as a text, or leave it out"
+    fails_for_good(load(), fault)
+    args = {"path": "f.parquet", "table": "t", "key": ["id"]}
+    for more in ({"select": ["id", "of"], "names": "snake"}, {"select": ["id", "x"], "columns": {"Of": "x"}}):
+        fails_for_good(job("load.files", args | more), fault)
+    assert job("load.files", args | {"select": ["id"]}).error is None
+    assert rows("SELECT * FROM t") == [(1,)]
+
+
+@pytest.mark.parametrize("task", ["load.parquet", "load.files"])
+def test_a_file_without_columns_is_refused(task: str, job: Load, arrow: Any, tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    parquet.write_table(arrow.table({}), tmp_path / "f.parquet")
+    result = job(task, {"path": "f.parquet", "table": "t", "mode": "append"})
+    fails_for_good(result, "f.parquet: the names of its columns: there are none")
 
 
 def test_a_type_that_pyarrow_does_not_read_is_no_damage(load: Load, tmp_path: Path) -> None:

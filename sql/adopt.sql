@@ -12,11 +12,6 @@ SELECT count(*) > 0 AS there, count(*) FILTER (WHERE attname = 'blocked_on') > 0
 CREATE TRIGGER dl_jobs_place BEFORE INSERT OR UPDATE OF status, available_at ON dl_jobs
   FOR EACH ROW EXECUTE FUNCTION dl_jobs_place();
 ALTER INDEX IF EXISTS ix_dl_jobs_claim RENAME TO ix_dl_jobs_claim_old;
-ALTER TABLE dl_jobs DROP CONSTRAINT IF EXISTS dl_jobs_chk_positive,
-  ADD CONSTRAINT dl_jobs_chk_positive CHECK (attempt >= 0) NOT VALID;
-
--- name: valid
-ALTER TABLE dl_jobs VALIDATE CONSTRAINT dl_jobs_chk_positive;
 
 -- name: misplaced
 -- In the place of {misplaced}: a row of before that is not ready yet, has ended without a time, or has a time and goes on.

@@ -56,7 +56,8 @@ CREATE TABLE dl_jobs (
   created_at timestamptz NOT NULL DEFAULT now(),
   started_at timestamptz,                            -- the first start, kept over all attempts
   finished_at timestamptz,                           -- set in the final states
-  CONSTRAINT dl_jobs_chk_positive CHECK (attempt >= 0)  -- of other numbers dl_jobs_check asks the same
+  CONSTRAINT dl_jobs_chk_positive
+    CHECK (priority >= 0 AND attempt >= 0 AND max_attempts >= 0 AND lease_ttl_sec > 0)
 );
 
 -- A job's journal: queued, picked, heartbeat, requeue, done, failed, canceled, lost, cancel_requested; ours also note,
@@ -102,10 +103,8 @@ ALTER TABLE dl_job_events SET (autovacuum_vacuum_insert_scale_factor = 0.1);
 -- On these values claims, the reaper and the pages rely. One trigger and not CHECK constraints: every statement that writes a
 -- row reads the text of each CHECK again, a third of a lone job's instructions. A trigger costs only the statements that
 -- write its columns, and each trigger of its own costs an insert two microseconds. It has no condition, for a condition's
--- text is read again as well: this one would be a sixth of a lone insert. Only the number that claims and ends write keeps
--- its CHECK.
-CREATE TRIGGER dl_jobs_check BEFORE INSERT OR UPDATE OF {fields.texts}, timeout_sec, deadline, limits, args, priority,
-    max_attempts, lease_ttl_sec ON dl_jobs
+-- text is read again as well: this one would be a sixth of a lone insert.
+CREATE TRIGGER dl_jobs_check BEFORE INSERT OR UPDATE OF {fields.texts}, timeout_sec, deadline, limits, args ON dl_jobs
   FOR EACH ROW EXECUTE FUNCTION dl_jobs_check();
 
 -- name: indexes

@@ -268,7 +268,6 @@ def _make(conn: db.Connection) -> list[str]:
         mended += [f"and {len(unfit) - FIT_LISTED} more jobs"] if len(unfit) > FIT_LISTED else []
         for statement in drift.index_statements(conn, parts["indexes"]):
             conn.execute(statement.encode())
-        conn.execute(_ADOPT["valid"])
         before, behind = [], [f"{_ADOPT['finish']};\n"]
     else:
         before, behind = [parts[name] for name in ("contract", "columns", "indexes")], [parts["checks"]]

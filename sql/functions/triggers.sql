@@ -15,7 +15,6 @@ BEGIN
   IF greatest({fields.octets}) OPERATOR(pg_catalog.>) 255
      OR NEW.timeout_sec OPERATOR(pg_catalog.<) 1 OR NEW.timeout_sec OPERATOR(pg_catalog.>) 2592000
      OR NEW.limits IS NOT NULL OR NEW.deadline IS NOT NULL
-     OR least(NEW.priority, NEW.max_attempts) OPERATOR(pg_catalog.<) 0 OR NEW.lease_ttl_sec OPERATOR(pg_catalog.<) 1
      OR greatest(NEW.claims, NEW.backoffs) OPERATOR(pg_catalog.>) 1000000000
      OR pg_catalog.pg_column_size(NEW.args) OPERATOR(pg_catalog.>) 4000
      OR pg_catalog.pg_column_compression(NEW.args) IS NOT NULL THEN
@@ -31,7 +30,6 @@ BEGIN
              AND greatest(octet_length(NEW.limits[1]), octet_length(NEW.limits[2]), octet_length(NEW.limits[3]),
                           octet_length(NEW.limits[4]), octet_length(NEW.limits[5]), octet_length(NEW.limits[6]),
                           octet_length(NEW.limits[7]), octet_length(NEW.limits[8])) <= 400) THEN 'limits'
-      WHEN least(NEW.priority, NEW.max_attempts) < 0 OR NEW.lease_ttl_sec < 1 THEN 'positive'
       WHEN TG_OP = 'INSERT' AND greatest(NEW.claims, NEW.backoffs) > 1000000000 THEN 'counters'
       WHEN jsonb_path_exists(NEW.args, 'strict $.**{500}')
            AND NEW.args IS DISTINCT FROM OLD.args THEN 'args'  -- adopted args may be deeper

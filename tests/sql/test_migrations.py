@@ -426,8 +426,6 @@ def test_checks_of_the_first_version_become_one_trigger_and_its_sums_get_bounds(
         conn.execute("DROP TRIGGER dl_jobs_check ON dl_jobs")
         conn.execute("CREATE FUNCTION dl_jobs_depth() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'")
         conn.execute("CREATE TRIGGER dl_jobs_depth BEFORE INSERT ON dl_jobs EXECUTE FUNCTION dl_jobs_depth()")
-        conn.execute("ALTER TABLE dl_jobs DROP CONSTRAINT dl_jobs_chk_positive")
-        conn.execute("ALTER TABLE dl_jobs ADD CONSTRAINT dl_jobs_chk_positive CHECK (priority >= 0 AND attempt >= 0)")
         for constraint in re.findall(r"CONSTRAINT IF EXISTS (\w+)", KNOWN[0].text):
             conn.execute(f"ALTER TABLE dl_jobs ADD CONSTRAINT {constraint} CHECK (attempt < 9)".encode())
         for name, columns in OLD_INDEXES.items():

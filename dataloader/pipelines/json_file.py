@@ -85,7 +85,6 @@ class JsonFile(TypedFile):
     unit = "line"
     lines: Lines | None = None  # a reader of them, where pyarrow is installed
     fitted: Callable[[int, Block], Block]  # a block as COPY gets it
-    _most = 0  # records of a copy
     _end: int | None = None  # of what is in use, while a thread reads ahead
     as_json = dict.fromkeys((bool, Number, str, dict, list), _quoted_json) | {NoneType: lambda _: ""}
     plain = as_json | {bool: {True: "true", False: "false"}.__getitem__, Number: str, str: quoted}
@@ -162,10 +161,12 @@ class JsonFile(TypedFile):
 
     def items(self, begin: Place, size: int) -> Iterator[tuple[int, Item]]:
         """The records; they come as rows of Arrow where `lines` reads them."""
-        self._most = size
-        return self.records(begin)
+        return self._records(self._from(begin, size))
 
     def rows(self, begin: Place) -> Iterator[tuple[int, Any]]:
+        return self._from(begin, 0)
+
+    def _from(self, begin: Place, most: int) -> Iterator[tuple[int, Any]]:
         self.close()
         self._reading = None
         self._offset: int = begin.mark
@@ -175,10 +176,10 @@ class JsonFile(TypedFile):
         self._text, self._at = "", 0
         self._next: _Chunk | None = None
         self._end: int | None = None
-        if self.lines and self._most and not self._is_array:
+        if self.lines and most and not self._is_array:
             from dataloader.pipelines.binary_copy import ahead
 
-            self._reading = ahead(self._copies(self.lines, ahead(self._chunks(self.lines, self._most)), self._line))
+            self._reading = ahead(self._copies(self.lines, ahead(self._chunks(self.lines, most)), self._line))
         return self._rows()
 
     def _chunks(self, lines: Lines, most: int) -> Iterator[tuple[bytes, list[Any] | None, int]]:
@@ -204,7 +205,7 @@ class JsonFile(TypedFile):
 
         def singles(number: int) -> Iterator[tuple[int, str | Rejected]]:
             again = copy(self)
-            again._file, again.lines, again._reading = io.BytesIO(chunk.text), None, None
+            again._file, again._reading = io.BytesIO(chunk.text), None
             for at, text in again.records(Place(0, number)):
                 yield at, text if isinstance(text, Rejected) else self.fitted(at, Block(f"{text}\n", 1)).text[:-1]
 

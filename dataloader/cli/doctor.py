@@ -100,7 +100,8 @@ def _named(reached: Reached, name: str) -> None:
                 if not reached.as_json:
                     click.echo("\n".join(map(screen.plain, plan)))
                 return
-            unknown = "there is no schedule and no backfill with this name, and it is no job_id; a queue needs --direct"
+            queue = "there is no such queue either" if isinstance(farm, Direct) else "a queue needs --direct"
+            unknown = f"there is no schedule and no backfill with this name, and it is no job_id; {queue}"
             raise NotFound(unknown, status=404) from None
         overview, workers = reached.farm.overview(), reached.farm.workers()
         findings, kind = list(diagnose_backfill(backfill, overview.queues, _serving(workers))), "backfill"

@@ -443,6 +443,7 @@ def test_doctor_shows_what_a_claim_passes_over_and_claims_nothing(conn: Conn, ds
     assert value(conn, rows) == before
     other = CliRunner().invoke(main, ["doctor", "nowhere", "--direct"], env={"DL_DB_DSN": dsn})
     assert "no schedule and no backfill with this name" in other.output
+    assert "there is no such queue either" in other.output, "and --direct is no advice where it was given"
 
 
 def test_doctor_tells_a_claim_that_reads_dead_rows(conn: Conn, dsn: str) -> None:

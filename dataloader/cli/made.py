@@ -184,5 +184,5 @@ def _show(op: Op, reached: Reached, given: Mapping[str, Any], answer: Any) -> No
                 else screen.sheet(answer, reached.zone)
             ),
         )
-    if (op.rows or op.columns) and not rows:
+    if "task" in op.in_path or ((op.rows or op.columns) and not rows):
         reached.hint(queue=given.get("queue"), task=given.get("task"))

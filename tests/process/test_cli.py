@@ -287,6 +287,7 @@ def test_an_empty_list_says_that_nobody_knows_the_name(ask: Ask) -> None:
         assert answer(empty)
         assert "no queue 'unheard' is known" in empty.stderr
     assert "no task 'unheard' is known" in ask("jobs", "--task", "unheard").stderr
+    assert "no task 'unheard' is known" in ask("task", "unheard").stderr, "and not the zeros alone"
     assert "is known" not in ask("jobs", "-q", "q", "--task", "noop", "--status", "lost").stderr
 
 

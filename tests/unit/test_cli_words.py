@@ -443,7 +443,7 @@ def test_doctor_says_what_is_wrong_with_the_farm() -> None:
     total = filled(Total)
     ill = filled(Queue, queue="q", length=3, dead=2, workers=1, max_length=3)
     sick = filled(Worker, worker="h:1:b", host="h", queue="q", state="busy", is_live=False)
-    database = filled(Database, max_connections=100, has_reaper=True)
+    database = filled(Database, max_connections=100, has_reaper=True, ids_left=2**31)
     wrong = [Wrong(kind="webhook", name="ops", error="2 undelivered", since=None, number=1)]
     found = list(doctor.farm_findings(Overview(at=NOW, total=total, queues=[ill], wrong=wrong), [sick], database))
     assert [(finding.text.partition(".")[0], finding.command) for finding in found] == [

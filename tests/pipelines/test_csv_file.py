@@ -308,12 +308,14 @@ def test_a_function_of_the_table_that_raises_is_named_without_its_text(
     assert reason == f"f.csv into t: the function theirs.refuse raised an error ({code}), whose text may hold values"
 
 
-def test_a_function_of_a_check_that_raises_is_named_with_the_record(refused: Refused, rows: Rows) -> None:
+def test_a_function_of_a_check_that_raises_is_named_with_the_record(refused: Refused, load: Run, rows: Rows) -> None:
     rows("CREATE SCHEMA theirs; CREATE FUNCTION theirs.is_fit(pin text) RETURNS bool LANGUAGE plpgsql"
          " AS $$BEGIN RAISE 'wrong pin %', pin; END$$")  # fmt: skip
     rows("CREATE TABLE t (id int PRIMARY KEY, pin text CHECK (theirs.is_fit(pin)))")
     reason = refused(b"id,pin\n1,canary4711\n")
     assert reason == "f.csv, line 2: the function theirs.is_fit raised an error (P0001), whose text may hold values"
+    load(b"id,pin\n1,canary4711\n", max_errors=1)
+    assert rows("SELECT line FROM t_rejects") == [(2,)]
 
 
 @pytest.mark.parametrize("code", ["40001", "55P03", "57014", "53100"])

@@ -798,11 +798,9 @@ class Shaped(Source):
             copied = self._reader(added, source) if self.has_parts and self._shape.is_usual else None
             source.pass_in_blocks(*self._shape.passing, fitted=self._shape.fitted, copied=copied)
             return source.items(place or source.begin, self._most)
-        from dataloader.pipelines.json_file import JsonFile
-
-        if self._most and self._shape.passing and isinstance(source, JsonFile):
-            source.lines = self._reader(added, source) if self.has_parts and self._shape.is_usual else None
-            source.fitted = self._shape.fitted
+        if self._most and self._shape.passing and (pass_lines := getattr(source, "pass_lines", None)):  # of JSON
+            usual = self.has_parts and self._shape.is_usual
+            pass_lines(self._reader(added, source) if usual else None, self._shape.fitted)
             return source.items(place or source.begin, self._most)
         return source.records(place or source.begin)
 

@@ -83,8 +83,7 @@ class JsonFile(TypedFile):
     """The objects of a file, which people know by the numbers of their first lines."""
 
     unit = "line"
-    lines: Lines | None = None  # a reader of them, where pyarrow is installed
-    fitted: Callable[[int, Block], Block]  # a block as COPY gets it
+    _lines: Lines | None = None
     _end: int | None = None  # of what is in use, while a thread reads ahead
     as_json = dict.fromkeys((bool, Number, str, dict, list), _quoted_json) | {NoneType: lambda _: ""}
     plain = as_json | {bool: {True: "true", False: "false"}.__getitem__, Number: str, str: quoted}
@@ -159,8 +158,11 @@ class JsonFile(TypedFile):
         remedy = f'should be the way to an array of objects in the first {PART_BYTES} bytes, such as "result.items"'
         raise PermanentError(f"{self.origin}: records: {'.'.join(path)} {remedy}")
 
+    def pass_lines(self, lines: Lines | None, fitted: Callable[[int, Block], Block]) -> None:
+        """Let `items` give the lines that this reader takes as rows of Arrow; `fitted` is as in `CsvFile`."""
+        self._lines, self._fitted = lines, fitted
+
     def items(self, begin: Place, size: int) -> Iterator[tuple[int, Item]]:
-        """The records; they come as rows of Arrow where `lines` reads them."""
         return self._records(self._from(begin, size))
 
     def rows(self, begin: Place) -> Iterator[tuple[int, Any]]:
@@ -176,10 +178,10 @@ class JsonFile(TypedFile):
         self._text, self._at = "", 0
         self._next: _Chunk | None = None
         self._end: int | None = None
-        if self.lines and most and not self._is_array:
+        if self._lines and most and not self._is_array:
             from dataloader.pipelines.binary_copy import ahead
 
-            self._reading = ahead(self._copies(self.lines, ahead(self._chunks(self.lines, most)), self._line))
+            self._reading = ahead(self._copies(self._lines, ahead(self._chunks(self._lines, most)), self._line))
         return self._rows()
 
     def _chunks(self, lines: Lines, most: int) -> Iterator[tuple[bytes, list[Any] | None, int]]:
@@ -207,7 +209,7 @@ class JsonFile(TypedFile):
             again = copy(self)
             again._file, again._reading = io.BytesIO(chunk.text), None
             for at, text in again.records(Place(0, number)):
-                yield at, text if isinstance(text, Rejected) else self.fitted(at, Block(f"{text}\n", 1)).text[:-1]
+                yield at, text if isinstance(text, Rejected) else self._fitted(at, Block(f"{text}\n", 1)).text[:-1]
 
         return line, Batch(copied.records, len(chunk.text), copied.binary, singles)
 

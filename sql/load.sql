@@ -9,10 +9,13 @@ SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute
  WHERE attrelid = to_regclass({table_name}) AND attnum > 0 AND NOT attisdropped;
 
 -- name: base_types
--- The columns with their types; a domain's is the one that it is made of.
-SELECT attname, format_type(CASE typbasetype WHEN 0 THEN atttypid ELSE typbasetype END, NULL)
-  FROM pg_attribute JOIN pg_type AS t ON t.oid = atttypid
- WHERE attrelid = to_regclass({table_name}) AND attnum > 0 AND NOT attisdropped;
+-- The columns with their types; a domain's is the one behind it, also where that is behind another domain.
+WITH RECURSIVE found (name, type) AS (
+  SELECT attname, atttypid FROM pg_attribute
+   WHERE attrelid = to_regclass({table_name}) AND attnum > 0 AND NOT attisdropped
+  UNION ALL
+  SELECT name, typbasetype FROM found JOIN pg_type ON pg_type.oid = type WHERE typtype = 'd')
+SELECT name, format_type(type, NULL) FROM found JOIN pg_type ON pg_type.oid = type WHERE typtype <> 'd';
 
 -- name: unique_keys
 -- The indexes that ON CONFLICT can use: unique, not deferred, of plain columns, over all rows.

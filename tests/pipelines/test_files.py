@@ -516,8 +516,8 @@ def test_the_remedy_of_a_row_that_its_table_refuses_is_one(
 
 
 def test_a_column_of_a_domain_is_read_as_one_of_its_type(load: Run, rows: Rows) -> None:
-    rows("CREATE DOMAIN day AS date; CREATE DOMAIN amount AS numeric(9,2) CHECK (value > 0)")
-    rows("CREATE TABLE t (id int PRIMARY KEY, d day, n amount)")
+    rows("CREATE DOMAIN date_only AS date; CREATE DOMAIN amount AS numeric(9,2) CHECK (value > 0)")
+    rows("CREATE DOMAIN day AS date_only; CREATE TABLE t (id int PRIMARY KEY, d day, n amount)")
     with pytest.raises(PermanentError, match="line 2: column d: a date that two formats read differently"):
         load(b"id,d\n1,03/04/2026\n")
     written: dict[str, Any] = {"date_format": "%d/%m/%Y", "decimal": ",", "thousands": "."}

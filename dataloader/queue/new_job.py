@@ -370,8 +370,8 @@ def _faults_of(document: Any) -> list[ErrorDetails]:
         unknown = islice((name for name in document if name not in _DEFAULTS), FAULTS_SHOWN + 1)
         document = {name: document[name] for name in [*filter(document.__contains__, _DEFAULTS), *unknown]}
     try:
-        _DOCUMENTS.validate_python([document])
-        unfit = _unfit(_checked({name: [value] for name, value in (_DEFAULTS | document).items()}))
+        valid = vars(_DOCUMENTS.validate_python([document])[0])  # _checked takes long for one
+        unfit = _unfit({name: [value] for name, value in valid.items()} | {"args": [as_json(valid["args"])]})
     except ValidationError as e:
         return _errors(e)
     except (ValueError, TypeError, RecursionError) as e:

@@ -10,12 +10,12 @@ SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute
 
 -- name: base_types
 -- The columns with their types; a domain's is the one behind it, also where that is behind another domain.
-WITH RECURSIVE found (name, type) AS (
-  SELECT attname, atttypid FROM pg_attribute
+WITH RECURSIVE found (name, type, modifier) AS (
+  SELECT attname, atttypid, atttypmod FROM pg_attribute
    WHERE attrelid = to_regclass({table_name}) AND attnum > 0 AND NOT attisdropped
   UNION ALL
-  SELECT name, typbasetype FROM found JOIN pg_type ON pg_type.oid = type WHERE typtype = 'd')
-SELECT name, format_type(type, NULL) FROM found JOIN pg_type ON pg_type.oid = type WHERE typtype <> 'd';
+  SELECT name, typbasetype, typtypmod FROM found JOIN pg_type ON pg_type.oid = type WHERE typtype = 'd')
+SELECT name, format_type(type, modifier) FROM found JOIN pg_type ON pg_type.oid = type WHERE typtype <> 'd';
 
 -- name: unique_keys
 -- The indexes that ON CONFLICT can use: unique, not deferred, of plain columns, over all rows.

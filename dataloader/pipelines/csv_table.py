@@ -658,7 +658,7 @@ class Table:
 
     def items(self, begin: Place) -> Iterator[tuple[int, Item]]:
         """The source's items from there on, for `copy`."""
-        types = self.columns("staging_name")
+        types = self.columns("staging_name", "base_types")
         is_utf8 = self.conn.info.encoding == "utf-8"  # the encoding of texts in a binary COPY
         self._source.stored = [types[name] for name in self._source.columns] if is_utf8 else ()
         return self._source.items(begin, self._wanted.batch_rows)

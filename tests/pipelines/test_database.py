@@ -203,6 +203,16 @@ def test_a_text_of_sqlite_with_two_readings_is_refused(
     fails_for_good(sqlite(query, table="u"), f"source shop, row 1: column v: {reason}")
 
 
+def test_a_text_of_sqlite_is_read_for_a_domain_as_for_the_type_behind_it(sqlite: Shop, rows: Rows) -> None:
+    rows("CREATE DOMAIN daily AS date; CREATE DOMAIN price AS numeric(9,1) CHECK (value > 0)")
+    rows("CREATE TABLE t (id bigint PRIMARY KEY, day daily, n price)")
+    query = "SELECT 1 AS id, '03/04/2026' AS day, '1.234,56' AS n"
+    fails_for_good(sqlite(query), "source shop, row 1: column day: a date that two formats read differently")
+    assert sqlite(query, date_format="%d/%m/%Y", decimal=",", thousands=".").error is None
+    assert rows("TABLE t") == [(1, date(2026, 4, 3), Decimal("1234.6"))]
+    fails_for_good(sqlite("SELECT 1 AS id, -1 AS n"), "price_check")
+
+
 def test_a_blob_among_texts_is_written_as_bytea(sqlite: Shop, rows: Rows) -> None:
     assert sqlite("SELECT 1 AS id, x'00ff' AS v UNION SELECT 2, 'a'").error is None
     assert rows("TABLE t") == [(1, "\\x00ff"), (2, "a")]

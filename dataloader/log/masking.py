@@ -39,7 +39,7 @@ _NAMES = (
 )
 # A name that ends so is that of a fact about a secret.
 _FACTS = (
-    r"(?![\w-]{0,30}?(?:[-_]|(?-i:(?=[A-Z])))(?:age|alg[a-z]*|at|banner|column|count|days|dir|enabled|exists|expir[a-z]*|expires?_?in|"
+    r"(?![\w-]{0,30}?(?:[-_]|(?-i:(?=[A-Z])))(?:age|alg(?:o(?:rithm)?)?|at|banner|column|count|days|dir|enabled|exists|expir[a-z]*|expires?_?in|"
     r"field|file|format|hint|hours|in|is_set|len|length|limit|max|min|name|path|policy|prefix|required|rotation|sec|seconds|size|"
     r"status|style|ttl|type|until|ur[il]|usage|used|version)(?:[^\w-]|\Z))"
 )
@@ -67,10 +67,10 @@ _HEADER = re.compile(
 )
 _FIRST = "(?=[abcdefjlmpstп])"  # the first letters of _NAMES rule out most places at little cost
 _FLAG = re.compile(rf"--((?:(?!--)[\w-]){{0,30}}?{_FIRST}{_NAMES}[\w-]{{0,30}}+)(\s{{1,3}})[^\s-]\S*+", re.IGNORECASE)
-# Of curl; numbers are those of a user and a group, or of a line.
-_LOGIN_FLAG = re.compile(
-    r"(?<!\S)((?:-[uU](?!rl|ser)[ =]{0,3}|--(?:proxy-)?user[ =]{1,3})"
-    r"(?!(?:\d+|\S{1,100}\.\w+):\d+(?!\S))[^\s:=]{1,100}+:)\S++"
+_LOGIN_FLAGS = ("-u", "-U", "--user", "--proxy-user")
+_NO_LOGIN = r"(?:\d{1,5}|\S{1,100}\.py):\d{1,5}(?!\S)"  # a user and a group, or a line of Python
+_LOGIN_FLAG = re.compile(  # of curl
+    rf"(?<!\S)((?:-[uU](?!rl|ser)[ =]{{0,3}}|--(?:proxy-)?user[ =]{{1,3}})(?!{_NO_LOGIN})[^\s:=]{{0,100}}+:)\S++"
 )
 _ORACLE = re.compile(
     r"(:thin:[\w$#]{1,30}+/)[^\s@]{1,100}+(?=@)|((?<![\w/])[\w$#]{1,30}+/)[^\s/@]{1,100}+(?=@//)", re.IGNORECASE
@@ -78,9 +78,9 @@ _ORACLE = re.compile(
 # Passwords of commands, .netrc, .pgpass and YAML.
 _PLACED = re.compile(
     r"""(sshpass\s{1,3}-p\s{0,3}|machine\s{1,9}\S{1,100}\s{1,9}login\s{1,9}\S{1,100}\s{1,9}password\s{1,9}|"""
-    r"""(?:(?:docker|podman) login[^\n;|&]{0,200}?\s-p|(?:\bsqlcmd|\bbcp|\bipmitool|zip)\s[^\n;|&]{0,200}?-P|"""
-    r"""redis-cli\s[^\n;|&]{0,200}?-a|\bldap[a-z]{3,9}\s[^\n;|&]{0,200}?-w|-(?:store|key)pass|-pass(?:in|out)|"""
-    r"""\brequirepass|\bmasterauth)\s{1,3}|\b(?:sqlplus|sqlldr|impdp|expdp)\s[^\n;|&/]{0,100}/|"""
+    r"""(?:(?:docker|podman) login[^\n;|&]{0,200}?\s-p|(?:\bsqlcmd|\bbcp|\bipmitool|zip)\b[^\n;|&]{0,200}?\s-P|"""
+    r"""redis-cli\b[^\n;|&]{0,200}?\s-a|\bldap[a-z]{3,9}\b[^\n;|&]{0,200}?\s-w|-(?:store|key)pass|-pass(?:in|out)|"""
+    r"""\brequirepass|\bmasterauth)\s{1,3}|\b(?:sqlplus|sqlldr|impdp|expdp)\s[^\n;|&/]{0,100}\w/|"""
     r"""(?:mysql|mariadb|\b7z)[^\n;|&]{0,200}?\s-p(?=\S)|user(?:name)?: {1,3}\S{1,100}\n {0,40}pass: {1,3}|"""
     r"""(?<![^\s"'])[\w.*-]{1,100}+:(?:[56]432|(?<=\*:)\*):[^\s:]{1,63}+:[^\s:]{1,63}+:)"""
     r"""("[^"\n]{1,300}+"|'[^'\n]{1,300}+'|\S+)"""
@@ -197,8 +197,8 @@ def _masked(value: Any, depth: int) -> Any:
         if isinstance(item, str) and isinstance(value[at + 1], str) and item.startswith("-"):
             if is_secret(item.lstrip("-"), ""):
                 items[at + 1] = MASK
-            elif item in ("-u", "-U", "--user") and (login := _LOGIN_FLAG.match(f"{item} {value[at + 1]}")):
-                items[at + 1] = masked_text(login[1][len(item) + 1 :]) + MASK
+            elif item in _LOGIN_FLAGS and ":" in value[at + 1] and not re.match(_NO_LOGIN, value[at + 1]):
+                items[at + 1] = masked_text(value[at + 1].split(":", 1)[0]) + f":{MASK}"
     return items if isinstance(value, list) else getattr(value, "_make", tuple)(items)
 
 

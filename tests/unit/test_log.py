@@ -333,12 +333,26 @@ OWN = "dl_Xq3-_" + "Zy8_" * 9 + "Kp"
         "keytool -storepass s3cret",
         "sqlldr ann/s3cret@db",
         "7z x -ps3cret a.7z",
+        "API_KEY_ALGOLIA=s3cret",
+        "curl -u :s3cret https://h",
+        "redis-cli -h redis-a -a s3cret ping",
+        "ldapsearch -H ldap-w -w s3cret -b dc=x",
+        "sqlplus failed: mysql -ps3cret, see /var/log/x",
     ],
 )
 def test_j4_secrets_are_masked_in_texts(text: str) -> None:
     assert "s3cret" not in log.masked(text)
     assert OWN[:40] not in log.masked(text)
     assert log.MASK in log.masked(text)
+
+
+@pytest.mark.parametrize("user", ["ann@example.com", "ann.lee", "79161234567", "ann lee", "CN=ann", ""])
+@pytest.mark.parametrize("flag", ["-u", "-U", "--user", "--proxy-user"])
+def test_the_password_of_every_login_in_a_command_is_masked(flag: str, user: str) -> None:
+    assert log.masked(["curl", flag, f"{user}:12345678"]) == ["curl", flag, f"{user}:***"]
+    if " " not in user and "=" not in user:
+        assert log.masked(f"curl {flag} {user}:12345678 h") == f"curl {flag} {user}:*** h"
+    assert log.masked(["docker", flag, "1000:1000"]) == ["docker", flag, "1000:1000"]
 
 
 @pytest.mark.parametrize("key", ["api", "access", "private", "auth"])
@@ -360,7 +374,9 @@ def test_each_kind_of_key_is_masked(key: str, joint: str) -> None:
      "usage: login <password> FILE", "token.json: not found", "pass: 2 of 3", "add user/name@host",
      "took 5: fine", "lock_key=a",
      "docker run -u 1000:1000 x", "python -u x.py:12", "redis-cli -p 6379", "a token value: 5", "mkdir -P a/zip",
-     "cache-key-" + "0a1b" * 8, "tar -a x", "name: x\n  value: y", "psql -U ann -p 5432", "columns: token, name",
+     "cache-key-" + "0a1b" * 8, "tar -a x", "name: x\n  value: y", "psql -U ann -p 5432",
+     "token_alg: HS256", "signature_algorithm=x", "redis-cli -h redis-a ping", "sqlplus ended with 1: see /var/log/x",
+     "columns: token, name",
      "https://host:80/a?b=c", "a@b.de", "primary key: id"],
 )  # fmt: skip
 def test_what_only_speaks_of_secrets_stays(text: str) -> None:

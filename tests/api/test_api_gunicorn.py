@@ -154,6 +154,7 @@ def test_certificates_are_refused_in_a_line(dsn: str) -> None:
     assert "leave --certfile and --keyfile out" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_it_may_be_loaded_before_the_fork(dsn: str) -> None:
     with gunicorn(dsn, "--preload", "-w", "2", "wsgi:app") as port:
         for _ in range(6):

@@ -41,7 +41,7 @@ _HELP = {
     "does not exist": "correct the name, or create it",
     "read-only": "name the primary: this server is a standby or read-only",
 }
-_REFUSED = "the server refuses this login: correct role, password and database, or see the server's pg_hba.conf"
+_REFUSED = "the server refuses: correct role, password and database, see its pg_hba.conf, or wait until it is up"
 _ELSE = "correct host and port; see that PostgreSQL runs there and lets this machine in"
 
 _SQL = db.statements("check.sql")

@@ -107,6 +107,7 @@ def test_how_many_connections_a_machine_wants() -> None:
         ("failed: FATAL:  Passwort-Authentifizierung für Benutzer »u« fehlgeschlagen", "password"),
         ('failed: ВАЖНО:  база данных "d" не существует', "database"),
         ('failed: FATAL:  no pg_hba.conf entry for host "h"', "pg_hba.conf"),
+        ("failed: FATAL:  the database system is starting up", "wait"),
         ("connection refused\n\tis it running?", "lets this machine in"),
     ],
 )

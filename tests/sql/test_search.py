@@ -11,6 +11,7 @@ from uuid import UUID, uuid4
 import pytest
 from hands import Conn, enqueue, plain, value
 from psycopg.rows import dict_row
+from secret_texts import TEXTS, TOKENS
 
 from dataloader.log import masked
 from dataloader.queue import db, operations
@@ -265,6 +266,8 @@ PIECES = [
         "\\n",
         *('"auth"', "_auth=", "?auth=", "pin", "IDENTIFIED BY '"),
         *("mysql ", " -ppw", "h:5432:db:u:", " machine h login u ", "sshpass -p", "user: u\n pass: "),
+        *("пароль", "Fernet_Key", "HMAC-KEY", "redis-cli ", "ldapadd ", "sqlcmd ", "7z ", " -w pw", " -P pw", " -a pw"),
+        *("sqlplus ann/pw", "masterauth ", "docker login ", "value: ", "</name><value>", "-storepass pw", '"""', "-U "),
         *("pata1B2a1B2a1B2a1." + "0a1b" * 16, "0a1b" * 8 + "-us12", "a.webhook.office.com/webhookb2/0a1b2c3d-0a1b-0a"),
     ),
 ]
@@ -273,7 +276,7 @@ PIECES = [
 def test_every_text_that_answers_mask_is_known_as_one(conn: Conn) -> None:
     rng = random.Random(5)
     texts = ["".join(rng.choices(PIECES, k=rng.randrange(2, 9))) for _ in range(30_000)]
-    texts += ["postgresql://u:hun/ter2@h/db", "postgresql://u:hun/ter2", "http://h:80/a@b"]
+    texts += [*TEXTS, *TOKENS, "postgresql://u:hun/ter2@h/db", "postgresql://u:hun/ter2", "http://h:80/a@b"]
     hidden = [text for text in texts if masked(text) != text]
     statement = stats.spliced(
         "SELECT t FROM unnest(%(texts)s::text[]) t"

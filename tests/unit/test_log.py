@@ -29,6 +29,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
+from secret_texts import OWN, TEXTS, TOKENS
 
 from dataloader import log
 from dataloader.config import Settings
@@ -234,112 +235,7 @@ def test_a_template_writes_what_the_long_way_writes(task: str, output: int, tmp_
     assert [line["event"] for line in parsed((tmp_path / "app.log").read_bytes())] == ["worker.job.finished"] * 2
 
 
-OWN = "dl_Xq3-_" + "Zy8_" * 9 + "Kp"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "postgresql://user:s3cret@host/db",
-        "postgresql://user:s3@cret/@host/db",
-        "host=h password=s3cret dbname=d",
-        "host=h password='s3cret' dbname=d",
-        r"host=h password='it\'s s3cret' dbname=d",
-        "token: s3cret, more",
-        "PG_PASSWORD=s3cret",
-        '{"db": {"password": "s3cret and more"}}',
-        "{'password': 's3cret and more', 'a': 1}",
-        "{'password': b's3cret and more'}",
-        r'"{\"password\": \"a s3cret\"}"',
-        "Authorization: Bearer s3cret",
-        "Authorization: Basic s3cret==",
-        "Cookie: a=s3cret; b=s3cret",
-        "api_key=s3cret",
-        "api-key => s3cret",
-        "aws_secret_access_key = s3cret",
-        "?access_token=s3cret&x=1",
-        'Cookie: sid=x {"api_key": "s3cret"}',
-        'Authorization: Bearer s3cret {"api_key": "s3cret"}',
-        "{'Cookie': 'a=s3cret; b=s3cret', 'x': 1}",
-        "pg_dump --password s3cret --file x",
-        "curl --api-token  s3cret",
-        f"the token {OWN} is known",
-        f"GET /jobs/{OWN}/status",
-        f"it was {OWN[:40]}",
-        "sent as Bearer s3cret-and-more",
-        "sent as BEARER s3cret.0+/=~",
-        "bearer: s3cret",
-        "jwt=s3cret",
-        "signing_key=s3cret",
-        "https://s3cret@github.com/x",
-        "cut: postgresql://u:s3cret",
-        "cut: postgresql://u:12345s3cret",
-        "cut: password='s3 cret s3cret",
-        'cut: {"password": "s3 cret s3cret',
-        "ALTER ROLE u ENCRYPTED PASSWORD 's3cret'",
-        "ALTER ROLE u PASSWORD E's3cret'",
-        "{'tokens': ['s3cret', 's3cret']}",
-        "{'credentials': {'a': 's3cret', 'b': 's3cret'}}",
-        "/login?next=/x%3Ftoken%3Ds3cret",
-        "-----BEGIN RSA PRIVATE KEY-----\ns3cret\n-----END RSA PRIVATE KEY-----",
-        "-----BEGIN PGP PRIVATE KEY BLOCK-----\n\ns3cret\n-----END PGP PRIVATE KEY BLOCK-----",
-        r"{'ini': 'password = a\nmy_token = s3cret\n'}",
-        r"{'ini': 'user = a\npin = s3cret\n'}",
-        r'"{\"json\": \"{\\\"token\\\": \\\"a s3cret\\\"}\"}"',
-        "curl -uann:s3cret https://h",
-        "jdbc:oracle:thin:ann/s3cret@h:1521/x",
-        "ann/s3cret@//h:1521/x",
-        "CREATE USER u IDENTIFIED BY 's3cret'",
-        "create user u identified by 's3cret'",
-        "https://h/a.json?auth=s3cret",
-        "mysql -uann -h h -ps3cret db",
-        "sshpass -p 's3cret' ssh h",
-        "machine h login ann password s3cret",
-        "h.de:5432:db:ann:s3cret",
-        "*:*:*:ann:s3cret",
-        "db:\n  user: ann\n  pass: s3cret",
-        'CREATE USER u IDENTIFIED BY "s3cret"',
-        "<password>s3cret</password>",
-        '{"auths": {"h": {"auth": "s3cret"}}}',
-        "//registry/:_auth=s3cret",
-        "DB_PASS: s3cret",
-        "fs.s3a.secret.key=s3cret",
-        "fs.azure.account.key.acme.dfs.core.windows.net=s3cret",
-        "Ocp-Apim-Subscription-Key: s3cret",
-        r"credentials=CORP\nina:s3cret",
-        "- name: DB_PASSWORD\n  value: s3cret",
-        '{"name": "DB_PASSWORD", "value": "s3cret"}',
-        '<property name="jdbc.password" value="s3cret"/>',
-        "<name>fs.s3a.secret.key</name><value>s3cret</value>",
-        "password: |\n  s3cret",
-        'password = """s3cret"""',
-        '  + password                 = "s3cret"',
-        "SET PASSWORD FOR u = PASSWORD('s3cret')",
-        "CREATE LOGIN u WITH PASSWORD = N's3cret'",
-        "CREATE SECRET (TYPE S3, SECRET 's3cret')",
-        "basic.auth.user.info=key:s3cret",
-        "пароль: s3cret",
-        "Passwort: s3cret",
-        "pass_phrase=s3cret",
-        "FERNET_KEY=s3cret",
-        "curl --proxy-user ann:s3cret https://h",
-        "curl -U ann:s3cret https://h",
-        "docker login -u ann -p s3cret h",
-        "sqlcmd -S h -U sa -P s3cret -Q x",
-        "ldapsearch -x -D cn=a -w s3cret -b dc=x",
-        "redis-cli -h h -a s3cret ping",
-        "requirepass s3cret",
-        "openssl rsa -in k.pem -passin pass:s3cret",
-        "keytool -storepass s3cret",
-        "sqlldr ann/s3cret@db",
-        "7z x -ps3cret a.7z",
-        "API_KEY_ALGOLIA=s3cret",
-        "curl -u :s3cret https://h",
-        "redis-cli -h redis-a -a s3cret ping",
-        "ldapsearch -H ldap-w -w s3cret -b dc=x",
-        "sqlplus failed: mysql -ps3cret, see /var/log/x",
-    ],
-)
+@pytest.mark.parametrize("text", TEXTS)
 def test_j4_secrets_are_masked_in_texts(text: str) -> None:
     assert "s3cret" not in log.masked(text)
     assert OWN[:40] not in log.masked(text)
@@ -485,23 +381,6 @@ def test_a_tuple_keeps_its_names_beside_a_jobs_secrets() -> None:
 def test_what_stands_beside_a_secret_is_shown() -> None:
     log.learn_job({"credentials": {"region": "north", "port": 5432, "password": 12345678}, "max_tokens": 12345679})
     assert log.masked("north 5432 12345678 12345679") == f"north 5432 {log.MASK} 12345679"
-
-
-# Forms of tokens as their services give them out; the values are made up.
-TOKENS = [
-    "AKIAIOSFODNN7EXAMPLE", "ghp_" + "a1B2" * 9, "github_pat_" + "a1B2" * 9, "glpat-" + "x1_-" * 5,
-    "xoxb-123456789012-abcDEF",
-    "AIza" + "Sy_-4" * 7, "sk_live_" + "a1B2" * 6, "sk-ant-api03-" + "a1B2" * 9, "SG." + "a1B2" * 5 + "." + "c3D4" * 10,
-    "npm_" + "a1B2" * 9, "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abc_-DEF", "123456789:AA" + "a1B2_-x" * 5,
-    "https://hooks.slack.com/services/T000/B000/a1B2c3D4e5F6", "whsec_" + "a1B2" * 8, "glrt-" + "x1_-" * 5,
-    "https://discord.com/api/webhooks/123456789012345678/" + "a1B2" * 17, "sq0atp-" + "a1B2_-" * 4,
-    "ATATT3" + "xFfG_-" * 31, "glc_eyJ" + "a1B2" * 10, "sntrys_eyJ" + "a1B2" * 12, "dp.pt." + "a1B2" * 11,
-    "xkeysib-" + "0a1b" * 16 + "-" + "a1B2" * 4, "NRAK-" + "A1B" * 9, "SK" + "0a1b" * 8, "gldt-" + "a1B2" * 5,
-    "hvb." + "a1B2_-" * 23, "dckr_pat_" + "a1B2_-x" * 4, "pscale_tkn_" + "a1B2" * 10, "tskey-auth-a1B2-" + "a1B2" * 8,
-    "abc.atlasv1." + "a1B2_-" * 10, "pul-" + "0a1b" * 10, "gsk_" + "a1B2" * 13, "AKCp" + "a1B2" * 17,
-    "pata1B2a1B2a1B2a1." + "0a1b" * 16, "0a1b" * 8 + "-us12", "key-" + "0a1b" * 8, "a1B8Q~" + "a1B~." * 7,
-    "https://a.webhook.office.com/webhookb2/0a1b2c3d-0a1b@0a1b2c3d/IncomingWebhook/0a1b",
-]  # fmt: skip
 
 
 @pytest.mark.parametrize("token", TOKENS)

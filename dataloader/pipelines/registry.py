@@ -120,7 +120,7 @@ class Pipeline:
     def __post_init__(self) -> None:
         for name, option in _options().items():
             try:
-                option.validate_python(value := getattr(self, name), strict=True)
+                setattr(self, name, option.validate_python(value := getattr(self, name), strict=True))
             except ValidationError as e:
                 faults = dict.fromkeys(fault["msg"].removeprefix("Value error, ") for fault in e.errors())
                 raise ValueError(f"pipeline {self.task!r}: {name}: {'; '.join(faults)}, not {value!r}") from None

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Callable
 from datetime import date, datetime
+from decimal import Decimal
 from time import process_time
 from typing import Annotated, Any, Literal
 
@@ -107,6 +108,11 @@ def test_a_wrong_option_is_refused(option: str, bad: Any) -> None:
     with pytest.raises(ValueError, match=f"^pipeline 't': {option}: "):
         register("t", **{option: bad})(plain)
     assert pipelines.tasks() == []
+
+
+def test_a_number_of_another_kind_becomes_a_plain_one() -> None:
+    pipeline = register("t", timeout_sec=Decimal(3), timeout_factor={"*": Decimal("1.5")})
+    assert pipeline.timeout_of({}, "a") == 4.5
 
 
 def test_a_preparation_that_cannot_be_called_is_refused() -> None:

@@ -85,7 +85,9 @@ _PLACED = re.compile(
     r"""(?<![^\s"'])[\w.*-]{1,100}+:(?:[56]432|(?<=\*:)\*):[^\s:]{1,63}+:[^\s:]{1,63}+:)"""
     r"""("[^"\n]{1,300}+"|'[^'\n]{1,300}+'|\S+)"""
 )
-_PLACES = (" -p", " -P", " -a ", " -w ", "machine", "pass: ", "432:", "*:*:", "sql", "pdp ", "pass ", "-pass", "auth ")
+# Each match has one of these; most texts have none, and `sql` alone would be in many.
+_PLACES = (" -p", " -P", " -a ", " -w ", "machine", "pass: ", "432:", "*:*:", "sqlplus", "sqlldr", "pdp ", "pass ",
+           "-pass", "masterauth")  # fmt: skip
 _PAIR = re.compile(
     rf"""((?:{_FIRST}{_SECRET}[\w-]{{0,30}}+\\{{0,8}}["']?(?:\s{{0,40}}(?:=>|[=:]|%3[ad]|>(?=[^<\s]{{1,300}}</))|"""
     r"""(?:(?<=["']),?\s{1,40}|\n\s{1,40}|</name>\s{0,40}<)\\{0,8}["']?value\\{0,8}["']?\s{0,3}[=:>])|"""

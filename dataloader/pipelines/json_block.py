@@ -158,6 +158,7 @@ def _spans(data: Any, names: list[str], has_nested: bool) -> tuple[Any, Any, Any
     marks = [(lines, b"{"), (ends - 1, b"}"), (stops[:-1].ravel(), comma)]
     marks += [(where, f'"{name}"'.encode() + colon) for where, name in zip(names_at, names, strict=True)]
     is_right = (names_at[0] == lines + 1).all() and len(data) == ends[-1] + 1
+    is_right &= (data[[begins, stops - 1]] != ord(" ")).all()  # beside a null
     # A value has the quotes around it alone, or none; those within a nested one are its own.
     is_quoted = data[begins] == ord('"')
     text = at[is_quoted] + 1

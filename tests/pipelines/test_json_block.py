@@ -76,6 +76,8 @@ ODD_VALUES = [
         '" 1"',
         "12345678901234567890123",
         "tru",
+        " null",
+        "null ",
     ),
 ]
 ODD_LINES = [
@@ -325,3 +327,11 @@ def test_lines_of_another_layout_have_no_rows(odd: str) -> None:
     for text in (f"{line}{odd}\n{line}", f"{odd}\n{line}"):
         columns = lines.read(text.encode())
         assert not (columns and lines.copied(columns, 1))
+
+
+@pytest.mark.parametrize("null", [" null", "null "])
+def test_a_null_among_blanks_is_no_json_value(null: str) -> None:
+    lines = json_block.Lines(["v", "w"], ["jsonb", "jsonb"], [], 0)
+    assert lines.read(b'{"v": null, "w": null}\n')
+    for at in ("v", "w"):
+        assert not lines.read('{"v": 1, "w": 1}'.replace(f'"{at}": 1', f'"{at}": {null}').encode())

@@ -15,6 +15,7 @@ import re
 import select
 import stat
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -725,12 +726,21 @@ class Table:
         Raises the error of the first record beyond `max_errors`.
         """
         rejects: list[tuple[int, Rejected]] = []
-        self._copy_without_rejects(self._batch(items, rejects), rejects)
-        if rejects:
-            self._reject(sorted(rejects))
+        refused: list[tuple[int, Rejected]] = []
+        self._copy_without_rejects(self._batch(items, rejects), rejects, refused)
+        if rejects or refused:
+            self._reject(sorted(rejects + refused))
 
-    def _copy_without_rejects(self, rows: Iterator[tuple[int, Text]], rejects: list[tuple[int, Rejected]]) -> None:
-        """Copy the records; where PostgreSQL refuses one, copy each half alone. The refused ones go to `rejects`."""
+    def _copy_without_rejects(
+        self,
+        rows: Iterator[tuple[int, Text]],
+        rejects: Sequence[tuple[int, Rejected]],
+        refused: list[tuple[int, Rejected]],
+    ) -> None:
+        """Copy the records; where PostgreSQL refuses one, copy each half alone. The refused ones go to `refused`.
+
+        `rejects` are those of the reader. No record is copied behind more wrong ones than `max_errors`.
+        """
         try:
             with self.conn.transaction():
                 self._copy(rows)
@@ -743,12 +753,12 @@ class Table:
                 items = [*_singles(*items[0])]
             if len(items) == 1:
                 [(number, record)] = items
-                rejects.append((number, Rejected(self._reason(e), str(record))))
+                refused.append((number, Rejected(self._reason(e), str(record))))
                 return
             half = len(items) // 2
             for some in (items[:half], items[half:]):
-                if len(rejects) <= self._wanted.max_errors:
-                    self._copy_without_rejects(iter(some), rejects)
+                if len(refused) + bisect_left(rejects, some[0][:1]) <= self._wanted.max_errors:
+                    self._copy_without_rejects(iter(some), rejects, refused)
 
     def _reject(self, rejects: list[tuple[int, Rejected]]) -> None:
         most = self._wanted.max_errors

@@ -339,8 +339,14 @@ NEEDS_DICTIONARY = bytes.fromhex("28b52ffd2339a2bd490c61000069642c760a312c616263
         ("id,cafe\u0301\n1,x\n".encode(), {"columns": {"caf\u00e9": "a"}}, ["header, which has id, cafe<U+0301>"]),
         (b"title\n\nid,a,a\n1,x,y\n", {"skip_rows": 1}, ["f.csv, line 3: header: columns 2 and 3"]),
         (b"id,a\n,\n", {}, ['line 2: null value in column "id"', "max_errors"]),
-        # Of a batch the rows that the reader refuses are counted first.
+        # The reader and PostgreSQL refuse rows of one batch.
         (b"id,n\n1,99999999999\n2,x\n3,y\n", {"types": {"n": "int"}, "max_errors": 1}, ["line 3: column n: not a"]),
+        (b"id,n\n1,1\n2,99999999999\n3,3\n4,x\n", {"types": {"n": "int"}}, ["line 3: column n: value"]),
+        (
+            b"id,n\n1,99999999999\n2,2\n3,99999999999\n4,x\n",
+            {"types": {"n": "int"}, "max_errors": 1},
+            ["line 4: column n: value"],
+        ),
         ("id,a\n1,x\n".encode("utf-16")[:-1], {}, ["line 2", "not utf-16 text (0x0A, column a)", "is cut"]),
         ("id,a\x851,x\x85".encode("cp037"), {"encoding": "cp037"}, ["line 1: header: the control character U+0085"]),
         (b"id,a\n" + b"1,x\n" * 40_000 + "2,é\n".encode(), {"encoding": "cp1252"}, ["line 40002: is utf-8"]),

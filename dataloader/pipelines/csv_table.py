@@ -49,6 +49,8 @@ _COPIED_AT_ONCE = 2**16  # characters in one message to the server
 _BATCH_SIZE = 2**22  # characters: a batch is kept until PostgreSQL has checked it, so long records are fewer
 _RECORD_SIZE = 100  # beside its characters
 _LINE_ENDS = re.compile("\r\n?|\n")
+# Where COPY is, without the text of the record behind a colon; in a Korean server's words too.
+_IN_COPY = re.compile(r'(?m)^[^:"\n]*(?:COPY|복사)[^:\n]*')
 _COUNTS = ("inserted", "updated", "unchanged", "deleted", "duplicate_keys", "rejected")
 _BITS = {"smallint": 16, "integer": 32, "bigint": 64}
 _ALIASES = {
@@ -746,7 +748,7 @@ class Table:
                 self._copy(rows)
         except psycopg.Error as e:
             is_twice = isinstance(e, errors.UniqueViolation) and self._wanted.mode != "append"  # for `_at_once`
-            if "COPY" not in (e.diag.context or "") or is_twice or not is_permanent(e):
+            if not _IN_COPY.search(e.diag.context or "") or is_twice or not is_permanent(e):
                 raise
             items = [*self._sent, *rows]
             if len(items) == 1:
@@ -1006,7 +1008,8 @@ class Table:
 
     def _reason(self, error: psycopg.Error) -> str:
         """The reason why COPY refuses a record, with the column if COPY knows one."""
-        column = re.search(r"COPY [^\n]*?, \S+ \d+, \S+ (.+?)(?:: |$)", error.diag.context or "")
+        place = _IN_COPY.search(error.diag.context or "")
+        column = re.search(r", \S+ \d+, \S+ (.+?) ?$", place[0] if place else "")
         reason = reason_of(error, self._wanted.table, self._source.columns)
         return f"column {column[1]}: {reason}" if column and f'"{column[1]}"' not in reason else reason
 

@@ -318,6 +318,12 @@ def test_a_function_of_a_check_that_raises_is_named_with_the_record(refused: Ref
     assert rows("SELECT line FROM t_rejects") == [(2,)]
 
 
+def test_the_text_of_a_record_is_no_name_of_a_column(refused: Refused, rows: Rows) -> None:
+    rows("CREATE TABLE t (id int PRIMARY KEY, v text, CHECK (id > 0))")
+    assert "canary" not in refused(b'id,v\n-1,"x, y 3, z canary: 4"\n')
+    assert "canary" not in refused(b'id,v\n-1,"x\nCOPY t, line 3, column canary: 4"\n')
+
+
 @pytest.mark.parametrize("code", ["40001", "55P03", "57014", "53100"])
 def test_a_function_that_raises_what_may_pass_is_tried_again(code: str, load: Run, rows: Rows) -> None:
     rows("CREATE TABLE t (id int PRIMARY KEY)")

@@ -546,7 +546,8 @@ class Table:
         if not self._schema:
             raise PermanentError(f"table: there is no schema for {wanted.table}; does PG_SCHEMA exist?")
         schema, _, name = wanted.table.rpartition(".")
-        schema = schema or self._schema
+        # A table keeps the default rights of the schema where it was made.
+        self._is_here, schema = schema in ("", self._schema), schema or self._schema
         # An unqualified `pg_class` would mean PostgreSQL's own.
         table, rejects = (sql.Identifier(schema, name + end) for end in ("", _REJECTS))
         values = [column for column in source.columns if column not in wanted.key]
@@ -554,7 +555,6 @@ class Table:
         # The values of the names in braces in the statements.
         self._parts: dict[str, sql.Composable] = {
             **{"table": table, "table_name": sql.Literal(table.as_string()), "name": sql.Identifier(name)},
-            **{"schema": sql.Identifier(schema), "moved": sql.Identifier(schema, self._staging)},
             **{"rejects": rejects, "rejects_name": sql.Literal(rejects.as_string())},
             "delimiter": sql.Literal(source.delimiter),
             "columns": joined("{}", source.columns),
@@ -582,18 +582,19 @@ class Table:
         self._parts["staged_rejects"] = sql.Identifier(schema, self._staging + _REJECTS)
 
     def find(self) -> bool:
-        """True if there is no target, so that the staging table becomes it; else change the target as needed.
+        """True if the staging table can become the missing target; else create or change the target as needed.
 
         Raises PermanentError when the table does not fit the records.
         """
         if not self._value("kind"):
             self._patiently("lock")
-        if self._value("kind"):
-            self._change()
-            return False
-        if not self._value("is_future"):
-            raise _OtherTypesError("the table has gone since the rows were staged; the next run begins anew")
-        return True
+        if not self._value("kind"):
+            if self._value("is_future"):
+                return True
+            self._execute("CREATE TABLE {table} ({typed})")
+            self._complete()
+        self._change()
+        return False
 
     def columns(self, name: str = "table_name", types: LiteralString = "columns") -> dict[str, str]:
         """The columns of the target, or of its staging table, with their types; none where it is missing."""
@@ -627,7 +628,7 @@ class Table:
             self._execute("DROP TABLE IF EXISTS {left}", left=sql.Identifier(self._schema, name))
         existing = self._fitting() if self._value("kind") else {}
         self._source.in_target = existing
-        if not existing:
+        if not existing and self._is_here:
             self._place_staging(self._schema, "")  # the staging table becomes the target
         like = "LIKE {table} INCLUDING CONSTRAINTS" if existing else "{typed}"
         self._execute("stage", like=self._composed(like))
@@ -920,8 +921,7 @@ class Table:
         """Make the staging table the target, which is quicker than to write the rows once more."""
         wanted, duplicates = self._wanted, 0
         self._execute("ALTER TABLE {staging} RESET (autovacuum_enabled)")
-        self._execute("ALTER TABLE {staging} SET SCHEMA {schema}")
-        self._execute("ALTER TABLE {moved} RENAME TO {name}")
+        self._execute("ALTER TABLE {staging} RENAME TO {name}")
         try:
             with self.conn.transaction():
                 self._complete()

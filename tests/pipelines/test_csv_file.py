@@ -421,6 +421,16 @@ def test_other_schemas(load: Run, refused: Refused, rows: Rows) -> None:
     assert "no_such" in refused(b"id\n1\n", table="no_such.t")
 
 
+def test_a_new_table_has_the_default_rights_of_its_schema(load: Run, rows: Rows) -> None:
+    rows("CREATE SCHEMA theirs; ALTER DEFAULT PRIVILEGES IN SCHEMA theirs GRANT SELECT ON TABLES TO pg_monitor")
+    rows("ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT SELECT ON TABLES TO PUBLIC")
+    load(b"id\n1\n", table="theirs.t")
+    acl = "(SELECT aclexplode(relacl) AS acl FROM pg_class WHERE oid = 'theirs.t'::regclass)"
+    grantees = rows(f"SELECT DISTINCT (acl).grantee::regrole::text FROM {acl} AS rights")
+    assert ("pg_monitor",) in grantees
+    assert ("-",) not in grantees
+
+
 # Arguments
 
 

@@ -70,7 +70,7 @@ _FLAG = re.compile(rf"--((?:(?!--)[\w-]){{0,30}}?{_FIRST}{_NAMES}[\w-]{{0,30}}+)
 _LOGIN_FLAGS = ("-u", "-U", "--user", "--proxy-user")
 _NO_LOGIN = r"(?:\d{1,5}|\S{1,100}\.py):\d{1,5}(?!\S)"  # a user and a group, or a line of Python
 _LOGIN_FLAG = re.compile(  # of curl
-    rf"(?<!\S)((?:-[uU](?!rl|ser)[ =]{{0,3}}|--(?:proxy-)?user[ =]{{1,3}})(?!{_NO_LOGIN})[^\s:=]{{0,100}}+:)\S++"
+    rf"(?<!\S)((?:-[uU](?!rl|ser)[ =]{{0,3}}|--(?:proxy-)?user[ =]{{1,3}})(?!{_NO_LOGIN}|:/)[^\s:=]{{0,100}}+:)\S++"
 )
 _ORACLE = re.compile(
     r"(:thin:[\w$#]{1,30}+/)[^\s@]{1,100}+(?=@)|((?<![\w/])[\w$#]{1,30}+/)[^\s/@]{1,100}+(?=@//)", re.IGNORECASE
@@ -89,7 +89,8 @@ _PLACED = re.compile(
 _PLACES = (" -p", " -P", " -a ", " -w ", "machine", "pass: ", "432:", "*:*:", "sqlplus", "sqlldr", "pdp ", "pass ",
            "-pass", "masterauth")  # fmt: skip
 _PAIR = re.compile(
-    rf"""((?:{_FIRST}{_SECRET}[\w-]{{0,30}}+\\{{0,8}}["']?(?:\s{{0,40}}(?:=>|[=:]|%3[ad]|>(?=[^<\s]{{1,300}}</))|"""
+    rf"""((?:{_FIRST}{_SECRET}[\w-]{{0,30}}+\\{{0,8}}["']?"""
+    r"""(?:(?:\s{0,3}|[ \t]{4,40})(?:=>|[=:]|%3[ad]|>(?=[^<\s]{1,300}</))|"""
     r"""(?:(?<=["']),?\s{1,40}|\n\s{1,40}|</name>\s{0,40}<)\\{0,8}["']?value\\{0,8}["']?\s{0,3}[=:>])|"""
     r"""(?:(?<![a-z])|(?<=\\[nrt]))(?:pass|pin|otp|sas|sig)(?:\\{0,8}["']\s{0,3}:|\s{0,3}=|%3d)|"""
     r"""(?:(?<![a-z0-9])_|[?&])auth\s{0,3}=|(?<![a-z])auth\\{0,8}["']\s{0,3}:|(?:(?-i:_PASS)|(?:db|user)_pass):)\s{0,3}|"""

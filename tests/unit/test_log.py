@@ -272,7 +272,7 @@ def test_each_kind_of_key_is_masked(key: str, joint: str) -> None:
      "docker run -u 1000:1000 x", "python -u x.py:12", "redis-cli -p 6379", "a token value: 5", "mkdir -P a/zip",
      "cache-key-" + "0a1b" * 8, "tar -a x", "name: x\n  value: y", "psql -U ann -p 5432",
      "token_alg: HS256", "signature_algorithm=x", "redis-cli -h redis-a ping", "sqlplus ended with 1: see /var/log/x",
-     "columns: token, name",
+     "columns: token, name", "of this token\n        :param name: of it", "git add -u :/",
      "https://host:80/a?b=c", "a@b.de", "primary key: id"],
 )  # fmt: skip
 def test_what_only_speaks_of_secrets_stays(text: str) -> None:

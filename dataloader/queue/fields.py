@@ -151,7 +151,6 @@ _INSTEAD = {
 _FIRST = {name: nth for nth, name in enumerate(("queue", "task", "args", "idempotency_key", "lock_key"))}
 # A job that runs again takes all fields of the first one but these.
 _ONCE = ("idempotency_key", "available_at", "score", "affinity_key", "deadline")
-_NUMBER = "CASE WHEN abs({0}) < 'Infinity' THEN {0} END AS {1}"  # JSON does not know all numbers
 
 
 def filled(text: str) -> str:
@@ -196,8 +195,9 @@ def _refusal(field: Field) -> str:
 
 
 def _shown(row: str, fields: Iterable[Field]) -> str:
-    texts = {"float8": _NUMBER}
-    return ", ".join(texts.get(each.type, "{0}").format(f"{row}.{each.name}", each.name) for each in fields)
+    """The fields of a row; JSON does not know all numbers."""
+    number = "CASE WHEN abs({0}.{1}) < 'Infinity' THEN {0}.{1} END AS {1}"
+    return ", ".join((number if each.type == "float8" else "{0}.{1}").format(row, each.name) for each in fields)
 
 
 def _cut(field: Field) -> str:

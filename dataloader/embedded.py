@@ -197,10 +197,9 @@ def serve(
         while not (_ready(lines := _pidfile(root / "data")) and lines[0] == str(process.pid)):
             is_over = time.monotonic() > deadline
             if process.poll() is not None:
-                words = _last_words(root)
                 # The sessions of a killed server keep its memory until their statements end.
-                if is_over or "is still in use" not in words:
-                    raise EmbeddedError(f"PostgreSQL did not start: {words}")
+                if is_over or b"is still in use" not in (root / "postgres.log").read_bytes():
+                    raise EmbeddedError(f"PostgreSQL did not start: {_last_words(root)}")
                 process = run()
             elif is_over:
                 raise EmbeddedError(f"PostgreSQL is not ready after {READY_WITHIN:g} s: {_last_words(root)}")

@@ -34,7 +34,7 @@ _SLICE = 0.1  # seconds between two safe points
 _ALWAYS = ("PATH", "HOME", "LANG", "LC_ALL", "TZ")  # of the worker's environment, for every program
 _PIECE = 2**16
 _PIECES_LEFT = 16  # a pipe holds less; a process that has left the group could write for ever
-_LINE_END = re.compile(rb"[\r\n]+")  # \r: what a progress bar writes
+_LINE_END = re.compile(rb"[\r\n]")  # \r: what a progress bar writes
 _CONTROLS = re.compile("\x1b\\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")  # colours, and what moves a cursor
 
 
@@ -174,14 +174,14 @@ def exit_text(status: int) -> str:
     """PURE: how a program has ended, in words."""
     if status >= 0:
         return f"exited with {status}"
-    try:
-        return f"was killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"was killed by signal {-status}"
+    names = {each.value: each.name for each in signal.Signals}
+    return f"was killed by {names.get(-status, f'signal {-status}')}"
 
 
 class Output:
     """The lines of one program, in bounded memory."""
+
+    longest = LONGEST_LINE
 
     def __init__(self, logger: Logger, logged_most: int) -> None:
         """`logged_most` is how many bytes of the output are logged."""
@@ -197,21 +197,22 @@ class Output:
         self.bytes += len(piece)
         *whole, self._begun = _LINE_END.split(self._begun + piece)
         for line in whole:
-            self._add(line)
-        if (most := (len(self._begun) - 1) // LONGEST_LINE * LONGEST_LINE) > 0:
-            self._add(self._begun[:most])
+            self._add(line, len(line) + 1)
+        if (most := (len(self._begun) - 1) // self.longest * self.longest) > 0:
+            self._add(self._begun[:most], most)
             self._begun = self._begun[most:]
 
     def end(self) -> None:
         """The output is over: its last line may have no end."""
-        self._add(self._begun)
+        self._add(self._begun, len(self._begun))
         self._begun = b""
 
     def last_words(self) -> str:
         """The last lines, for an error; "" without output."""
         return "".join(["; its last lines:", *(f"\n{line}" for line in self.tail)]) if self.tail else ""
 
-    def _add(self, line: bytes) -> None:
+    def _add(self, line: bytes, size: int) -> None:
+        """Add a line, which has so many bytes with its end; an empty one is none."""
         for begin in range(0, len(line), LONGEST_LINE):
             part = line[begin : begin + LONGEST_LINE]
             text = _CONTROLS.sub("", part.decode("utf-8", "replace"))

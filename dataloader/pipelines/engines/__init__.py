@@ -25,9 +25,9 @@ from uuid import UUID
 from pydantic import Field
 
 from dataloader import config, pipelines
-from dataloader.pipelines import Context, PermanentError, Progress, register, register_with, rest, validated
+from dataloader.pipelines import Context, PermanentError, register, register_with, rest, validated
 from dataloader.pipelines.command import Output
-from dataloader.pipelines.http import Refused, Unreachable
+from dataloader.pipelines.http import Unreachable
 from dataloader.queue.job import End, to_json
 
 ARGS_MOST = 64 * 1024  # bytes of JSON: an environment variable of Linux holds twice as much
@@ -38,7 +38,11 @@ POLL_SEC, POLL_MAX_SEC = 0.25, 2.0  # between two polls of the engine: at first,
 CANCEL_SEC = 2.0  # less than DL_KILL_GRACE_SEC, after which the farm kills the worker
 
 T = TypeVar("T")
-Steps = Generator[Progress | None, None, T]
+Steps = Generator[dict[str, Any] | None, None, T]
+
+
+class Refused(Exception):
+    """The engine refuses this request, or has answered something else than its protocol has."""
 
 
 class ProgramFailed(Exception):
@@ -103,8 +107,8 @@ class Engine:
         """The handle of the engine for the program with this id, or None; by default our own id is the handle."""
         return order.id
 
-    def cancel(self, order: Order, until: float) -> bool:
-        """Stop it; whether the engine has confirmed this before that monotonic instant."""
+    def cancel(self, order: Order, until: float) -> None:
+        """Stop it; raises Unreachable unless the engine confirms this before that monotonic instant."""
         raise NotImplementedError
 
     def forget(self, order: Order) -> None:
@@ -121,35 +125,21 @@ def order_of(checkpoint: dict[str, Any] | None, job_id: UUID, claim: int) -> Ord
     orders of a job have one id, also where the checkpoint is gone after a success.
     """
     if checkpoint and not checkpoint.get("is_over"):
-        known = {each.name for each in fields(Order)} & checkpoint.keys()
-        return Order(**{name: checkpoint[name] for name in known})
+        return Order(**{each.name: checkpoint[each.name] for each in fields(Order) if each.name in checkpoint})
     return Order(f"dl-{job_id}-{claim}")
 
 
-class Lines:
-    """The output of one program line by line, in bounded memory: progress, a result, or a line for the job's log."""
+class Lines(Output):
+    """The output of one program line by line: progress, a result, or a line for the job's log."""
+
+    longest = LINE_MOST
 
     def __init__(self, logger: Logger, logged_most: int) -> None:
         """`logged_most` is how many bytes of the output are logged."""
-        self.output = Output(logger, logged_most)
+        super().__init__(logger, logged_most)
         self.result: Any = None
         self._progress: dict[str, Any] | None = None  # the newest that was not taken
-        self._begun = b""
         self._from_result = 0  # bytes from the begin of the newest result on
-
-    def take(self, piece: bytes) -> None:
-        """Take the next piece of the output."""
-        *whole, self._begun = (self._begun + piece).split(b"\n")
-        for line in whole:
-            self._line(line, len(line) + 1)
-        if len(self._begun) > LINE_MOST:
-            self.end()
-
-    def end(self) -> None:
-        """The output is over, or is read no further: its last line may have no end."""
-        begun, self._begun = self._begun, b""
-        if begun:
-            self._line(begun, len(begun))
 
     @property
     def unread(self) -> int:
@@ -161,11 +151,10 @@ class Lines:
         newest, self._progress = self._progress, None
         return newest
 
-    def _line(self, line: bytes, size: int) -> None:
-        """Take a line, which has so many bytes of the output: all behind a result is read again with it."""
+    def _add(self, line: bytes, size: int) -> None:
         message = spoken(line)
         if message is None:
-            self.output.take(line + b"\n")
+            super()._add(line, size)
         elif set(message) == {"result"}:
             self.result, self._from_result = message["result"], size
             return
@@ -232,19 +221,18 @@ class Followed:
             if report.state is not State.RUNNING:
                 self._lines.end()
                 return (yield from self._ended(report))
-            yield self._progress()
+            # The place in the output at which the next run goes on.
+            kept = replace(self._order, read=self._order.read - self._lines.unread).checkpoint()
+            if kept != self._kept:
+                self._keep(kept)
+            yield self._lines.taken_progress()
             yield from rest(min(POLL_MAX_SEC, max(POLL_SEC, (time.monotonic() - began) / 30)))
 
     def _cleaned_up(self, canceled: str) -> Steps[dict[str, str]]:
         """Stop the program of a job that was canceled while no run of it could stop the program."""
         state = yield from self._state()
         if state is State.RUNNING:
-
-            def stop(order: Order) -> None:
-                if not self._engine.cancel(order, time.monotonic() + CANCEL_SEC):
-                    raise Unreachable("it has not confirmed that the program is stopped")
-
-            yield from self._asked(stop)
+            yield from self._asked(lambda order: self._engine.cancel(order, time.monotonic() + CANCEL_SEC))
             state = State.STOPPED
         elif state is not State.ABSENT and self._engine.forgets:
             yield from self._asked(self._engine.forget)
@@ -281,20 +269,8 @@ class Followed:
         self._keep(self._order.checkpoint())
         self._context.logger.info("%s is at %s", self._order.id, self._name)
 
-    def _progress(self) -> Progress | None:
-        """The program's progress, with the place in its output at which the next run goes on."""
-        kept = replace(self._order, read=self._order.read - self._lines.unread).checkpoint()
-        news = self._lines.taken_progress()
-        if news is None:
-            if kept != self._kept:
-                self._keep(kept)
-            return None
-        progress = Progress(news["processed"], checkpoint=kept)
-        progress.update(news)
-        return progress
-
     def _ended(self, report: Report) -> Steps[Any]:
-        for line in self._lines.output.tail:
+        for line in self._lines.tail:
             self._context.note(line)
         if report.state is State.ABSENT:
             raise ProgramFailed(f"{self._name} does not know {self._order.id} any more: it has started anew")
@@ -303,7 +279,7 @@ class Followed:
             yield from self._forgotten()
             reason = "was stopped there" if report.state is State.STOPPED else "failed"
             reason += f": {report.why}" if report.why else ""
-            raise ProgramFailed(f"{self._order.id} {reason}{self._lines.output.last_words()}")
+            raise ProgramFailed(f"{self._order.id} {reason}{self._lines.last_words()}")
         result = self._lines.result if report.result is None else report.result
         # The result is kept before the engine forgets it: a run after this one would find neither. A checkpoint takes
         # no NaN and no odd text, so the result is kept as the run's end would write it. That end also judges a result
@@ -354,17 +330,14 @@ class Followed:
         """Stop the program; if the engine does not confirm this in time, note it; a later run adopts the program."""
         if not self._is_given or self._order.is_over or self._order.has_result:
             return
-        why = "it has not answered in time"
         try:
-            if self._engine.cancel(self._order, time.monotonic() + CANCEL_SEC):
-                self._keep(replace(self._order, is_over=True).checkpoint())
-                self._context.note(f"{self._order.id} is stopped at {self._name}")
-                return
+            self._engine.cancel(self._order, time.monotonic() + CANCEL_SEC)
         except (Unreachable, Refused) as e:
-            why = str(e)
-        self._context.note(
-            f"{self._name} has not confirmed that {self._order.id} is stopped ({why}): it may go on there"
-        )
+            unsure = f"{self._name} has not confirmed that {self._order.id} is stopped"
+            self._context.note(f"{unsure} ({e}): it may go on there")
+            return
+        self._keep(replace(self._order, is_over=True).checkpoint())
+        self._context.note(f"{self._order.id} is stopped at {self._name}")
 
     def _keep(self, checkpoint: dict[str, Any]) -> None:
         self._kept = checkpoint

@@ -60,10 +60,8 @@ class OnDask(Engine):
         if status in ("cancelled", "lost"):  # the client reports this when its connection is lost
             self.close()
             raise Unreachable("the connection to the scheduler is lost")
-        written = self._ask(lambda: self._written(order))
-        output, read = b"", order.read
-        if written is not None:
-            output, read = newer(written["total"], written["tail"], order.read), written["total"]
+        written = self._ask(lambda: self._written(order)) or {"total": order.read, "tail": b""}
+        output, read = newer(written["total"], written["tail"], order.read), written["total"]
         if status == "error":
             error: Any = self._ask(task.future.exception)
             return Report(State.FAILED, output, read, f"{type(error).__name__}: {error}"[:500])
@@ -76,10 +74,9 @@ class OnDask(Engine):
             return Report(State.SUCCEEDED, output, read, result=json.loads(end["result"] or "null"))
         return Report(State.FAILED, output, read, f"its process ended with {end['code']}")
 
-    def cancel(self, order: Order, until: float) -> bool:
+    def cancel(self, order: Order, until: float) -> None:
         """A function that has begun ends by SIGTERM, and by SIGKILL 1 s later."""
-        within = max(0.1, until - time.monotonic())
-        return self._ask(lambda: self._canceled(order, until - 0.2), within)
+        self._ask(lambda: self._canceled(order), max(0.1, until - time.monotonic()))
 
     def forget(self, order: Order) -> None:
         self._ask(lambda: self._forgotten(order))
@@ -94,8 +91,7 @@ class OnDask(Engine):
             runner.close()
 
     async def _submitted(self, order: Order) -> _Task:
-        task = await self._published(order)
-        if task is None:
+        if (task := await self._published(order)) is None:
             nonce = secrets.token_hex(8)
             given = {"id": order.id, "nonce": nonce, "function": self._function.function, "args": self._args}
             # As one text, for Dask takes a text that equals a key for its task.
@@ -103,9 +99,8 @@ class OnDask(Engine):
             future = self._client.submit(_call(), _SOURCE, text, key=order.id, pure=False)
             with suppress(KeyError):  # another run of the job has been faster
                 await _answer(self._client.publish_dataset([future, nonce], name=order.id))
-            task = await self._published(order)
-        if task is None:
-            raise Unreachable("the order has gone again")
+            if (task := await self._published(order)) is None:
+                raise Unreachable("the order has gone again")
         return task
 
     async def _published(self, order: Order) -> _Task | None:
@@ -125,20 +120,17 @@ class OnDask(Engine):
             return None
         return kept
 
-    async def _canceled(self, order: Order, until: float) -> bool:
+    async def _canceled(self, order: Order) -> None:
         task = self._task or await self._published(order)
         if task is None:
-            return True
+            return
         await _answer(Event(f"{order.id}-stop", client=self._client).set())
         if await self._written(order) is None:  # it has not begun: it never will
             await _answer(self._client.cancel([task.future], force=True))
         else:
             while not task.future.done():
-                if time.monotonic() > until:
-                    return False
                 await asyncio.sleep(0.02)
         await self._forgotten(order)
-        return True
 
     async def _forgotten(self, order: Order) -> None:
         task = self._task or await self._published(order)

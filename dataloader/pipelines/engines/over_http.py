@@ -22,8 +22,8 @@ from pydantic import SecretStr
 
 from dataloader.config import RayCluster, RayCommand, SparkApplication, SparkCluster
 from dataloader.pipelines import http
-from dataloader.pipelines.engines import Engine, Order, Report, State
-from dataloader.pipelines.http import Refused, TooLong, Unreachable
+from dataloader.pipelines.engines import Engine, Order, Refused, Report, State
+from dataloader.pipelines.http import TooLong, Unreachable
 
 ANSWER_SEC = 3.0  # for an answer; with CANCEL_SEC it ends before DL_KILL_GRACE_SEC does
 OUTPUT_SEC = 60.0  # for a program's output, which may be long: while its bytes come
@@ -132,12 +132,12 @@ class OnRay(Engine):
         why = str(job.get("message") or "") if state is State.FAILED else ""
         return Report(state, output, order.read + len(output), why.partition(", last available logs")[0])
 
-    def cancel(self, order: Order, until: float) -> bool:
+    def cancel(self, order: Order, until: float) -> None:
         """Ray sends SIGTERM to the command's processes before it answers, and SIGKILL 3 s later."""
         answer = self._server.ask("POST", f"/api/jobs/{order.id}/stop", None, max(0.1, until - time.monotonic()))
-        if answer.status == 404 or answer.json().get("stopped"):
-            return True
-        return _ray_state(self._job(order).json()) is not State.RUNNING  # it has ended before
+        is_stopped = answer.status == 404 or answer.json().get("stopped")
+        if not is_stopped and _ray_state(self._job(order).json()) is State.RUNNING:  # else it has ended before
+            raise Unreachable(f"{answer.server} has not stopped it")
 
     def _job(self, order: Order) -> Answer:
         return self._server.ask("GET", f"/api/jobs/{order.id}")
@@ -231,16 +231,17 @@ class OnSpark(Engine):
                     # The worker of a completed driver is gone, so this will never be known.
         return None
 
-    def cancel(self, order: Order, until: float) -> bool:
+    def cancel(self, order: Order, until: float) -> None:
         """Spark ends the driver's process by SIGTERM."""
         handle = order.handle or self.find(order)
-        while handle and (left := until - time.monotonic()) > 0:
+        while handle:
+            if (left := until - time.monotonic()) <= 0:
+                raise Unreachable(f"the master has not ended {handle} in time")
             _answered(self._rest.ask("POST", f"/v1/submissions/kill/{quote(handle)}", {}, left))
             status = _answered(self._rest.ask("GET", f"/v1/submissions/status/{quote(handle)}", None, left))
             if not status.get("success") or status.get("driverState") in _SPARK:
-                return True
+                return
             time.sleep(0.1)
-        return not handle
 
     def _is_ours(self, order: Order, driver: dict[str, Any], workers: dict[str, str]) -> bool:
         """Whether the driver's command has our id; raises Unreachable where there is no command to read yet."""

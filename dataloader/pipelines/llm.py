@@ -16,14 +16,13 @@ import json
 import re
 import socket
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from errno import EADDRINUSE
 from fnmatch import fnmatchcase
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import psutil
@@ -56,11 +55,11 @@ _BILLIONS = re.compile(r"(?<![\d.])(\d{1,4}(?:\.\d{1,3})?)b(?![a-z0-9])", re.IGN
 _MODEL = re.compile(r"[a-z0-9][\w.:-]*(/[a-z0-9_][\w.:-]*){0,3}", re.ASCII | re.IGNORECASE)
 _NO_SPEAKER = re.compile("embed|rerank|(^|/)bge-", re.IGNORECASE)  # models that turn text into numbers
 _LINE_END = re.compile(rb"\r\n|\r|\n")  # httpx's own `aiter_lines` also ends a line at U+2028, which JSON may hold
-# The names that nodes use for the figures of their load; the first present name counts.
+# The names that nodes use for the figures of their load, in percent.
 _FIGURES = {
-    "queue": ("queue_percent", "queue"),
-    "RAM": ("ram_percent", "memory_percent", "ram"),
-    "CPU": ("cpu_percent", "cpu"),
+    **dict.fromkeys(("queue_percent", "queue"), "queue"),
+    **dict.fromkeys(("ram_percent", "memory_percent", "ram"), "RAM"),
+    **dict.fromkeys(("cpu_percent", "cpu"), "CPU"),
 }
 
 Kind = Literal["ollama", "mlx"]
@@ -204,23 +203,22 @@ def patterns(wanted: Arguments, categories: Mapping[str, Sequence[str]]) -> Sequ
     return categories[wanted.category or "default"]
 
 
-def candidates(nodes: Iterable[Node], names: Sequence[str]) -> list[tuple[Node, str]]:
+def candidates(nodes: Sequence[Node], names: Sequence[str]) -> list[tuple[Node, str]]:
     """Each node that has a model of such a name, with its best one, in the order in which they are asked.
 
     An earlier pattern outweighs a model that is in memory already, and this outweighs the order of the nodes.
     """
-    chosen = []
-    for node in nodes:
-        ranked = [
-            ((rank, model not in node.loaded), model)
-            for rank, pattern in enumerate(names)
-            for model in node.models
-            if fnmatchcase(model.casefold(), pattern.casefold()) and not ("*" in pattern and _NO_SPEAKER.search(model))
-        ]
-        if ranked:
-            rank, model = min(ranked, key=lambda each: each[0])
-            chosen.append((rank, node, model))
-    return [(node, model) for _, node, model in sorted(chosen, key=lambda each: each[0])]
+    ranked = [
+        ((rank, model not in node.loaded), node, model)
+        for rank, pattern in enumerate(names)
+        for node in nodes
+        for model in node.models
+        if fnmatchcase(model.casefold(), pattern.casefold()) and not ("*" in pattern and _NO_SPEAKER.search(model))
+    ]
+    best: dict[Node, str] = {}
+    for _, node, model in sorted(ranked, key=lambda each: each[0]):
+        best.setdefault(node, model)
+    return [*best.items()]
 
 
 def timeout_factor(model: object) -> float:
@@ -259,15 +257,19 @@ async def scan(
     An answer is kept for KEPT_SEC in this process, unless `anew`; that a node is down is not kept.
     """
 
+    async def asked(url: str) -> Any:
+        with suppress(PassedOver):
+            return await _asked(http, url)
+
     async def scanned(kind: Kind, url: str) -> Node | tuple[Node, PassedOver]:
         at, node = _scanned.get((kind, url), (0.0, None))
         if node and not anew and time.monotonic() < at + KEPT_SEC:
             return node
         try:
             models = _names(await _asked(http, url + _MODELS[kind]))
-            loaded = _names(await _asked(http, f"{url}/api/ps", is_optional=True)) if kind == "ollama" else ()
+            loaded = _names(await asked(f"{url}/api/ps")) if kind == "ollama" else ()
             # Ollama and mlx_lm's server have no document about their load.
-            paths = [path for path in _STATUS if reports_load(await _asked(http, url + path, is_optional=True))]
+            paths = [path for path in _STATUS if reports_load(await asked(url + path))]
         except PassedOver as e:
             return Node(kind, url), e
         node = Node(kind, url, models, frozenset(loaded), next(iter(paths), None))
@@ -285,47 +287,41 @@ def _names(document: Any) -> tuple[str, ...]:
     return tuple(name for name in names if isinstance(name, str))
 
 
-async def _asked(http: httpx.AsyncClient, url: str, is_optional: bool = False) -> Any:
-    """The JSON document at this address of a node. Raises PassedOver where it has none, unless it `is_optional`."""
-    import httpx
-
-    path = urlsplit(url).path
-    try:
+async def _asked(http: httpx.AsyncClient, url: str) -> Any:
+    """The JSON document at this address of a node; raises PassedOver where it has none."""
+    path, body = urlsplit(url).path, b""
+    with _translated(_SCAN_SEC):
         async with asyncio.timeout(_SCAN_SEC), http.stream("GET", url) as response:
-            if response.status_code != httpx.codes.OK:
+            if response.status_code != 200:
                 raise PassedOver(f"it answered {response.status_code} to {path}")
-            body = b""
             async for piece in response.aiter_bytes():
                 body += piece
                 if len(body) > _LONGEST_LIST:
                     raise PassedOver(f"its answer to {path} is longer than {_LONGEST_LIST} bytes")
+    try:
         return json.loads(body)
-    except PassedOver as e:
-        error = e
-    except TimeoutError:
-        error = PassedOver(f"it was silent for {_SCAN_SEC:g} s")
-    except httpx.InvalidURL:
-        error = PassedOver("its address is not valid")
-    except httpx.HTTPError as e:
-        error = trouble(e, _SCAN_SEC)
     except (ValueError, RecursionError):
-        error = PassedOver(f"its answer to {path} is no JSON")
-    if is_optional:
-        return None
-    raise error
+        raise PassedOver(f"its answer to {path} is no JSON") from None
 
 
-def trouble(error: httpx.HTTPError, silence_sec: float) -> PassedOver:
-    """The reason for people; httpx's own texts may quote the address with its password."""
+@contextmanager
+def _translated(silence_sec: float) -> Iterator[None]:
+    """Raise the errors of a connection as PassedOver; httpx's own texts may quote the address with its password."""
     import httpx
 
-    if "CERTIFICATE_VERIFY_FAILED" in str(error):
-        return PassedOver("its certificate is not valid for this machine")
-    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-        return PassedOver("it is down: no connection")
-    if isinstance(error, httpx.TimeoutException):
-        return PassedOver(f"it was silent for {silence_sec:g} s")
-    return PassedOver("it broke the connection")
+    try:
+        yield
+        return
+    except httpx.InvalidURL:
+        reason = "its address is not valid"
+    except (httpx.ConnectError, httpx.ConnectTimeout) as e:
+        is_of_tls = "CERTIFICATE_VERIFY_FAILED" in str(e)
+        reason = "its certificate is not valid for this machine" if is_of_tls else "it is down: no connection"
+    except (TimeoutError, httpx.TimeoutException):
+        reason = f"it was silent for {silence_sec:g} s"
+    except httpx.HTTPError:
+        reason = "it broke the connection"
+    raise PassedOver(reason) from None
 
 
 # --- the load of a node ---
@@ -355,9 +351,8 @@ def _is_here(url: str) -> bool:
 def busy(status: Any, most_percent: float) -> str | None:
     """The reason why a node with this status is too busy; None if it is not, or if that is not known."""
     numbers = _numbers(status)
-    for resource, names in _FIGURES.items():
-        value = next((numbers[name] for name in names if name in numbers), 0)
-        if value > most_percent:
+    for name, resource in _FIGURES.items():
+        if (value := numbers.get(name, 0)) > most_percent:
             return f"its {resource} is at {value:.0f} %, above {most_percent:g} %"
     active, most = numbers.get("active_requests"), numbers.get("max_concurrency")
     if active is not None and most is not None and active >= most:
@@ -367,8 +362,8 @@ def busy(status: Any, most_percent: float) -> str | None:
 
 def reports_load(status: Any) -> bool:
     """True if the document has a figure that `busy` uses."""
-    names = set(_numbers(status))
-    return not names.isdisjoint(chain(*_FIGURES.values())) or {"active_requests", "max_concurrency"} <= names
+    names = _numbers(status).keys()
+    return not names.isdisjoint(_FIGURES) or names >= {"active_requests", "max_concurrency"}
 
 
 def _numbers(status: Any) -> dict[str, float]:
@@ -403,14 +398,6 @@ def place(node: Node, most: int) -> Iterator[None]:
 # --- a question, and its answer piece by piece ---
 
 
-class Piece(NamedTuple):
-    """A part of an answer."""
-
-    text: str = ""
-    tokens: int = 0  # of the text, or of what a model thinks before it answers
-    total: int | None = None  # the number of tokens of the whole answer, if the node reports it
-
-
 def question(node: Node, model: str, wanted: Arguments) -> dict[str, Any]:
     """PURE: the body of the request, in the protocol of the node. What the job has not named, the node decides."""
     options = wanted.options.model_dump(exclude_none=True)
@@ -440,29 +427,26 @@ async def _answer_of(
 
     timeout, answer = httpx.Timeout(silence_sec, connect=CONNECT_SEC), Answer()
     body = question(node, result["model"], wanted)
-    texts: list[str] = []
     context.progress(result)
     try:
-        async with http.stream("POST", node.url + _PATH[node.kind], json=body, timeout=timeout) as response:
-            if response.status_code != httpx.codes.OK:
-                raise PassedOver(await _refusal(response))
-            lines = _lines(response)
-            while not answer.is_over:
-                # After the last word come the number of tokens, or the end; some servers send neither.
-                async with asyncio.timeout(_REST_SEC if answer.is_whole else None):
-                    line = await anext(lines, None)
-                if line is None:
-                    break
-                piece = answer.read(line)
-                texts.append(piece.text)
-                result["tokens"] = result["tokens"] + piece.tokens if piece.total is None else piece.total
-                context.progress(result)
-    except TimeoutError:
-        pass  # the answer is whole
-    except httpx.HTTPError as e:
+        with _translated(silence_sec):
+            async with http.stream("POST", node.url + _PATH[node.kind], json=body, timeout=timeout) as response:
+                if response.status_code != httpx.codes.OK:
+                    raise PassedOver(await _refusal(response))
+                lines = _lines(response)
+                while not answer.is_over:
+                    # After the last word come the number of tokens, or the end; some servers send neither.
+                    async with asyncio.timeout(_REST_SEC if answer.is_whole else None):
+                        line = await anext(lines, None)
+                    if line is None:
+                        break
+                    answer.read(line)
+                    result["tokens"] = answer.tokens
+                    context.progress(result)
+    except PassedOver:
         if not answer.is_whole:
-            raise trouble(e, silence_sec) from None
-    text = "".join(texts)
+            raise
+    text = "".join(answer.texts)
     if not answer.is_whole:
         raise PassedOver("it ended its answer in the middle")
     if not text.strip():
@@ -485,46 +469,41 @@ async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
 
 
 class Answer:
-    """PURE: an answer in either protocol, line by line. A document is one line, as every such server writes it."""
+    """An answer in either protocol, line by line. A document is one line, as every such server writes it."""
 
     def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.tokens = 0  # of the texts, and of what a model thinks before it answers
         self.is_whole = False  # all words have come; the number of tokens may follow
         self.is_over = False  # its end has come
 
-    def read(self, line: bytes) -> Piece:
-        """The piece in a line; raises PassedOver for an error, and for a line that is of neither protocol."""
+    def read(self, line: bytes) -> None:
+        """Take a line; raises PassedOver for an error, and for a line that is of neither protocol."""
         text = line.strip().removeprefix(codecs.BOM_UTF8)
-        event = re.fullmatch(rb"([\w-]*)(?::(.*))?", text, re.DOTALL)  # a field, or a comment, which has no name
-        if event:
-            text = (event[2] or b"").strip() if event[1] == b"data" else b""
+        name, _, value = text.partition(b":")
+        if re.fullmatch(rb"[\w-]*", name):  # a field of an event, or a comment, which has no name
+            text = value.strip() if name == b"data" else b""
         if text == b"[DONE]":
             self.is_whole = self.is_over = True
-        if text in (b"", b"[DONE]"):
-            return Piece()
-        try:
-            document = json.loads(text)
-            if error := document.get("error"):
-                raise PassedOver(f"it broke off: {_words(error)}")
-            return self._ollama(document) if "done" in document else self._openai(document)
-        except (ValueError, TypeError, AttributeError, RecursionError):
-            raise PassedOver("its answer is not in its protocol") from None
+        elif text:
+            try:
+                self._take(json.loads(text))
+            except (ValueError, TypeError, AttributeError, RecursionError):
+                raise PassedOver("its answer is not in its protocol") from None
 
-    def _ollama(self, document: dict[str, Any]) -> Piece:
-        self.is_whole = self.is_over = document["done"] is True
-        text = str(document.get("response") or "")
-        return Piece(text, bool(text or document.get("thinking")), _count(document.get("eval_count")))
-
-    def _openai(self, document: dict[str, Any]) -> Piece:
-        choice = (document.get("choices") or [None])[0] or {}
-        delta = choice.get("delta") or {}
-        self.is_whole = self.is_whole or bool(choice.get("finish_reason"))
-        text = str(delta.get("content") or "")
-        is_token = bool(text or delta.get("reasoning") or delta.get("reasoning_content"))
-        return Piece(text, is_token, _count((document.get("usage") or {}).get("completion_tokens")))
-
-
-def _count(number: Any) -> int | None:
-    return number if isinstance(number, int) else None
+    def _take(self, document: dict[str, Any]) -> None:
+        if error := document.get("error"):
+            raise PassedOver(f"it broke off: {_words(error)}")
+        if "done" in document:  # of Ollama
+            self.is_whole = self.is_over = document["done"] is True
+            words, thoughts, total = map(document.get, ("response", "thinking", "eval_count"))
+        else:
+            choice = (document.get("choices") or [None])[0] or {}
+            self.is_whole = self.is_whole or bool(choice.get("finish_reason"))
+            words, *more = map((choice.get("delta") or {}).get, ("content", "reasoning", "reasoning_content"))
+            thoughts, total = any(more), (document.get("usage") or {}).get("completion_tokens")
+        self.texts.append(str(words or ""))
+        self.tokens = total if isinstance(total, int) else self.tokens + bool(words or thoughts)
 
 
 async def _refusal(response: httpx.Response) -> str:
@@ -547,10 +526,8 @@ def _words(error: Any) -> str:
 def is_echo(answer: str, prompt: str, system: str | None = None) -> bool:
     """True if the answer only repeats the prompt, perhaps several times or after the system text."""
     given, asked, instructed = _plain(answer), _plain(prompt), _plain(system or "")
-    if not asked or asked not in given:
-        return False
     rest = given.replace(asked, " ")
-    return not _plain(rest.replace(instructed, " ") if instructed else rest)
+    return asked in given and not (rest.replace(instructed, " ") if instructed else rest).strip()
 
 
 def _plain(text: str) -> str:

@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field
 from dataloader import config
 from dataloader.pipelines import Arguments, Context, PermanentError, http, register, validated
 from dataloader.pipelines.csv_table import permanent
-from dataloader.pipelines.http import Refused, TooLong, Unreachable
+from dataloader.pipelines.http import Refused, Unreachable
 from dataloader.queue import db
 
 _DECIMALS = decimal.Context(prec=28, rounding=decimal.ROUND_HALF_EVEN)  # whatever other code makes of the current one
@@ -130,7 +130,5 @@ def _fetched(url: str, context: Context) -> bytes:
                 return answer.content(_LARGEST_ANSWER)
             answer.require_final()
             raise PermanentError(f"{answer.name} answered {answer.status}")
-    except TooLong:
-        raise PermanentError(f"the answer is longer than {_LARGEST_ANSWER} bytes") from None
     except Refused as e:
         raise PermanentError(f"{e}; CBR_BASE_URL should name the right one") from None

@@ -24,9 +24,8 @@ from typing import Annotated, Any, BinaryIO, NamedTuple
 from pydantic import AfterValidator, Field
 
 from dataloader import config
-from dataloader.config import Settings
 from dataloader.pipelines import Arguments, Context, FilePath, PermanentError, Progress, http, register, validated
-from dataloader.pipelines.http import Answer, Refused, Unreachable
+from dataloader.pipelines.http import Answer, Unreachable
 
 CONNECT_SEC = 15.0
 SILENCE_SEC = 60.0  # the longest wait for the next byte
@@ -59,43 +58,33 @@ def load_http(args: dict[str, Any], context: Context) -> Generator[Progress | No
 
 def fetch(url: str, path: str, context: Context) -> Generator[Progress | None, None, dict[str, Any]]:
     """Download the URL as `load.http` does."""
-    try:
-        with closing(Part(context, url, path)) as part:
-            return (yield from _fetch(url, part, context, config.load()))
-    except Refused as e:
-        raise PermanentError(str(e)) from None
-
-
-def _fetch(
-    url: str, part: Part, context: Context, settings: Settings
-) -> Generator[Progress | None, None, dict[str, Any]]:
-    known = None if part.size else part.present_version()
-    headers = {}  # ask for the rest of the part, or for a body only if the file has changed
-    if part.size:
-        headers = {"Range": f"bytes={part.size}-", "If-Range": part.version.strong}
-    elif known is not None:
-        conditions = {"If-None-Match": known.etag, "If-Modified-Since": known.modified}
-        headers = {name: value for name, value in conditions.items() if value}
-    times = http.Times(CONNECT_SEC, SILENCE_SEC)
-    with http.get(
-        url, times, headers, guard=http.guard_but(settings.dl_http_private_hosts), check=context.check
-    ) as answer:
-        if answer.status == _UNSATISFIABLE and part.size:
-            if answer.headers.get("Content-Range") != f"bytes */{part.size}":
-                part.drop()
-                raise Unreachable(f"{answer.name} has a shorter file than before: the next run fetches all of it")
-        elif answer.status == 304 and known is not None:
-            yield Progress(known.size, known.size)
-            # An earlier run of this job may have downloaded it, and died before its end was written.
-            return {"changed": known.job == str(context.job_id), "bytes": known.size, "host": answer.name}
-        elif answer.status in (200, 206):
-            yield from _receive(answer, part, settings.dl_http_max_mb * 2**20)
-        else:
-            answer.require_final()
-            why = "there is no file for this worker at this address"
-            raise PermanentError(f"{answer.name} answered {answer.status}: {why}")
-    part.put_in_place()
-    return {"changed": True, "bytes": part.size, "host": answer.name}
+    settings, times = config.load(), http.Times(CONNECT_SEC, SILENCE_SEC)
+    guard = http.guard_but(settings.dl_http_private_hosts)
+    with closing(Part(context, url, path)) as part:
+        known = None if part.size else part.present_version()
+        headers = {}  # ask for the rest of the part, or for a body only if the file has changed
+        if part.size:
+            headers = {"Range": f"bytes={part.size}-", "If-Range": part.version.strong}
+        elif known is not None:
+            conditions = {"If-None-Match": known.etag, "If-Modified-Since": known.modified}
+            headers = {name: value for name, value in conditions.items() if value}
+        with http.get(url, times, headers, guard=guard, check=context.check) as answer:
+            if answer.status == _UNSATISFIABLE and part.size:
+                if answer.headers.get("Content-Range") != f"bytes */{part.size}":
+                    part.drop()
+                    raise Unreachable(f"{answer.name} has a shorter file than before: the next run fetches all of it")
+            elif answer.status == 304 and known is not None:
+                yield Progress(known.size, known.size)
+                # An earlier run of this job may have downloaded it, and died before its end was written.
+                return {"changed": known.job == str(context.job_id), "bytes": known.size, "host": answer.name}
+            elif answer.status in (200, 206):
+                yield from _receive(answer, part, settings.dl_http_max_mb * 2**20)
+            else:
+                answer.require_final()
+                why = "there is no file for this worker at this address"
+                raise PermanentError(f"{answer.name} answered {answer.status}: {why}")
+        part.put_in_place()
+        return {"changed": True, "bytes": part.size, "host": answer.name}
 
 
 def _receive(answer: Answer, part: Part, max_bytes: int) -> Generator[Progress, None, None]:

@@ -19,12 +19,12 @@ from contextlib import closing, contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from functools import cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
-from socket import SOCK_STREAM, gaierror, getaddrinfo, socket
+from socket import SOCK_STREAM, create_connection, gaierror, getaddrinfo, socket
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote, urljoin, urlsplit
+from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit
 
 import dataloader
-from dataloader.pipelines.context import Retry
+from dataloader.pipelines.context import PermanentError, Retry
 
 AGAIN_MOST_SEC = 86_400.0  # that a server may ask for
 PASSING = (408, 425, 429)  # of the 4xx
@@ -36,7 +36,7 @@ _SAFE = "!#$%&'()*+,/:;=?@[]~"  # in a target; the rest is percent-encoded
 Guard = Callable[[str, str], bool]  # whether this host may not be asked at this IP address
 
 
-class Refused(Exception):
+class Refused(PermanentError):
     """The server or a guard of ours refuses this request, and would refuse it again."""
 
 
@@ -197,10 +197,8 @@ def get(
 def _redirected(url: str, address: Address, location: str | None) -> str:
     """The URL to which a redirect leads. Its bytes are UTF-8, and percent-encoded where they have to be."""
     try:
-        # http.client takes the bytes of a header for Latin-1.
-        parts = urlsplit((location or "").encode("latin-1").decode(errors="surrogateescape"))
-        path, query = (quote(part, _SAFE, errors="surrogateescape") for part in (parts.path, parts.query))
-        target = checked_url(urljoin(url, parts._replace(path=path, query=query, fragment="").geturl()))
+        raw = (location or "").encode("latin-1")  # as which http.client reads the bytes of a header
+        target = checked_url(urldefrag(urljoin(url, quote(raw, _SAFE + "#"))).url)
     except ValueError:
         raise Refused(f"{address.name} redirects to what is no plain URL of http or https") from None
     if not location or (address.is_tls and not Address.of(target).is_tls):
@@ -242,25 +240,22 @@ def _translated(name: str) -> Iterator[None]:
 def _connected(address: Address, within: float, guard: Guard | None) -> socket:
     """A socket to the first address of the host that can be reached, and that the guard does not refuse."""
     try:
-        places = getaddrinfo(address.host, address.port, type=SOCK_STREAM)
+        places: list[Any] = getaddrinfo(address.host, address.port, type=SOCK_STREAM)
     except (gaierror, UnicodeError):
         raise Unreachable(f"there is no address for {address.name}") from None
-    allowed = [place for place in places if not (guard and guard(address.host, str(place[4][0])))]
+    allowed = [place for place in places if not (guard and guard(address.host, place[4][0]))]
     if not allowed:
         internal = "an address of this machine or of a private network"
-        kind = "a link-local address, or that of a metadata service" if is_forbidden(str(places[0][4][0])) else internal
+        kind = "a link-local address, or that of a metadata service" if is_forbidden(places[0][4][0]) else internal
         remedy = "" if kind != internal else "; DL_HTTP_PRIVATE_HOSTS may allow the host"
         raise Refused(f"{address.name} has {kind}: nothing is sent there{remedy}")
     until = time.monotonic() + within
-    for number, (family, type_, protocol, _, place) in enumerate(allowed):
-        made = socket(family, type_, protocol)
+    for number, (*_, place) in enumerate(allowed):
         try:
             # Each address has its share of the time, so that a silent one leaves some to the next.
-            made.settimeout(max(0.1, (until - time.monotonic()) / (len(allowed) - number)))
-            made.connect(place)
+            made = create_connection(place[:2], max(0.1, (until - time.monotonic()) / (len(allowed) - number)))
             break
         except OSError as e:
-            made.close()
             error = e
     else:
         if isinstance(error, TimeoutError):
@@ -321,28 +316,34 @@ class _Watched(io.RawIOBase):
 
 # Services of clouds that give a machine's credentials to whoever asks: of most clouds, Azure, Alibaba, Oracle.
 _METADATA = {IPv4Address(text) for text in ("169.254.169.254", "168.63.129.16", "100.100.100.200", "192.0.0.192")}
-# The same in IPv6 of AWS, Google, Scaleway and Akamai, and the IPv4 addresses that are no single machine's.
-_OTHERS = "fd00:ec2::/32 fd20:ce::254 fd00:42::42 fd00:a9fe:a9fe::1 0.0.0.0/8 224.0.0.0/4 240.0.0.0/4"
-_FORBIDDEN = [ip_network(text) for text in _OTHERS.split()]
-_NAT64 = ip_network("64:ff9b::/96")
-# The IPv6 addresses that machines have: public, private, loopback; and those that stand for IPv4: mapped, NAT64.
-_MACHINES = [*map(ip_network, ("2000::/3", "fc00::/7", "::1", "::ffff:0:0/96")), _NAT64]
-_ISATAP = 0x0000_5EFE  # the third quarter of such an address, but for one bit
+# Link-local addresses, those of no single machine, and the tunnels Teredo and 6to4, which lead to any IPv4 address;
+# then the metadata services of AWS, Google, Scaleway and Akamai in IPv6.
+_OTHERS = "169.254.0.0/16 0.0.0.0/8 224.0.0.0/4 240.0.0.0/4 2001::/32 2002::/16"
+_OTHERS += " fd00:ec2::/32 fd20:ce::254 fd00:42::42 fd00:a9fe:a9fe::1"
+_FORBIDDEN = [*map(ip_network, _OTHERS.split()), *map(ip_network, _METADATA)]
+_MACHINES = [
+    *map(ip_network, ("2000::/3", "fc00::/7", "::1"))
+]  # public, private, loopback: no other IPv6 is a machine's
+_OF_IPV4 = [*map(ip_network, ("::ffff:0:0/96", "64:ff9b::/96"))]  # addresses that stand for IPv4: mapped, NAT64
+_ISATAP = 0x0000_5EFE  # the third quarter of such an address, which is a tunnel too, but for one bit
 
 
 def is_forbidden(text: str) -> bool:
-    """PURE: whether this IP address is forbidden: link-local, not of a single machine, or cloud metadata."""
-    for address in _meant(ip_address(text.partition("%")[0])):
-        if address in _METADATA or address.is_link_local or any(address in network for network in _FORBIDDEN):
-            return True
-        if address.version == 6 and not any(address in network for network in _MACHINES):
-            return True
-    return False
+    """PURE: whether this IP address is forbidden: link-local, a tunnel, not of a single machine, or cloud metadata."""
+    address = _meant(text)
+    if any(address in network for network in _FORBIDDEN):
+        return True
+    if address.version == 4:
+        return False
+    # A network may have a NAT64 prefix of its own, so the end of any address may be a metadata service.
+    is_metadata = IPv4Address(int(address) & 0xFFFF_FFFF) in _METADATA
+    is_isatap = int(address) >> 32 & 0xFDFF_FFFF == _ISATAP
+    return is_metadata or is_isatap or not any(address in network for network in _MACHINES)
 
 
 def is_internal(text: str) -> bool:
     """PURE: whether this IP address is forbidden, or of this machine, or of a private network."""
-    return is_forbidden(text) or not all(each.is_global for each in _meant(ip_address(text.partition("%")[0])))
+    return is_forbidden(text) or not _meant(text).is_global
 
 
 def guard_but(private_hosts: Collection[str]) -> Guard:
@@ -350,13 +351,8 @@ def guard_but(private_hosts: Collection[str]) -> Guard:
     return lambda host, ip: is_forbidden(ip) if host in private_hosts else is_internal(ip)
 
 
-def _meant(given: IPv4Address | IPv6Address) -> list[IPv4Address | IPv6Address]:
-    """The address, and the IPv4 addresses within it that may be the ones that are reached."""
-    if isinstance(given, IPv4Address):
-        return [given]
-    last = IPv4Address(int(given) & 0xFFFF_FFFF)
-    is_tunnel = given in _NAT64 or int(given) >> 32 & 0xFDFF_FFFF == _ISATAP
-    # A network may have a NAT64 prefix of its own, so the end of any address may be a metadata service.
-    within = [given.ipv4_mapped, given.sixtofour, *(given.teredo or ())]
-    within += [last] if is_tunnel or last in _METADATA else []
-    return [given, *(each for each in within if each is not None)]
+def _meant(text: str) -> IPv4Address | IPv6Address:
+    """The address, or the IPv4 address for which it stands."""
+    address = ip_address(text.partition("%")[0])
+    is_of_ipv4 = any(address in network for network in _OF_IPV4)
+    return IPv4Address(int(address) & 0xFFFF_FFFF) if is_of_ipv4 else address

@@ -67,8 +67,6 @@ def deliver(args: dict[str, Any], context: Context) -> dict[str, Any]:
         answer = _posted(webhook["url"], body, signed(webhook["signed_by"], message["id"], int(time.time()), body))
         from_here = ""  # the receiver has answered
         answer.require_final()
-    except Refused as e:
-        raise PermanentError(str(e)) from None
     except Unreachable as e:
         raise Retry(PAUSE(context.attempt), f"{e}{from_here}") from None
     if 200 <= answer.status < 300:

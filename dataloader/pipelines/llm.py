@@ -1,28 +1,25 @@
 """`llm.generate`: the answer of a language model, from the first of the settings' nodes that gives one.
 
 A node speaks Ollama's protocol, which streams a JSON document a line, or OpenAI's as servers of MLX models do, which
-stream server-sent events. The addresses come from the settings alone. The pipeline is a coroutine: a look at its safe
-point every 0.1 s cancels whatever it awaits, which closes the connection to the node.
-
-httpx is imported by the first run: it costs a worker 7 MB and half a second, and most farms have no such jobs.
+stream server-sent events. The addresses come from the settings alone.
 """
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import hashlib
 import json
 import re
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from errno import EADDRINUSE
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import psutil
@@ -30,11 +27,8 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from dataloader import config, pipelines
 from dataloader.config import Settings
-from dataloader.pipelines import Context, PermanentError, Retry, register_with, retries, validated
-from dataloader.pipelines.http import certificates
-
-if TYPE_CHECKING:
-    import httpx
+from dataloader.pipelines import Context, PermanentError, Retry, http, register, retries, validated
+from dataloader.pipelines.http import TooLong, Unreachable
 
 TIMEOUT_SEC = 600.0  # of a run, where the job names no other limit
 KEPT_SEC = 60.0  # for how long a scan's answer counts
@@ -42,7 +36,6 @@ CONNECT_SEC = 3.0
 HEAVY_FROM, HEAVY_FACTOR = 32, 1.5  # billions of parameters
 _SCAN_SEC = 5.0  # for one question of a scan
 _MEASURE_SEC = 0.2  # the time over which the CPU of this machine is measured
-_REST_SEC = 2.0  # that a node has for the end of its answer behind its last word
 _MODELS_NAMED = 50  # at most, in an error
 _LONGEST_LIST = 2**22  # bytes of a node's answer about itself
 _LONGEST_ANSWER = 2**25  # bytes of a stream; a token takes some 200 with its frame
@@ -54,13 +47,15 @@ _BILLIONS = re.compile(r"(?<![\d.])(\d{1,4}(?:\.\d{1,3})?)b(?![a-z0-9])", re.IGN
 # A name as nodes give them: qwen2.5-coder:32b, mlx-community/Qwen2.5-7B-Instruct-4bit. No part begins with a dot.
 _MODEL = re.compile(r"[a-z0-9][\w.:-]*(/[a-z0-9_][\w.:-]*){0,3}", re.ASCII | re.IGNORECASE)
 _NO_SPEAKER = re.compile("embed|rerank|(^|/)bge-", re.IGNORECASE)  # models that turn text into numbers
-_LINE_END = re.compile(rb"\r\n|\r|\n")  # httpx's own `aiter_lines` also ends a line at U+2028, which JSON may hold
+_LINE_END = re.compile(rb"\r\n|\r|\n")
 # The names that nodes use for the figures of their load, in percent.
 _FIGURES = {
     **dict.fromkeys(("queue_percent", "queue"), "queue"),
     **dict.fromkeys(("ram_percent", "memory_percent", "ram"), "RAM"),
     **dict.fromkeys(("cpu_percent", "cpu"), "CPU"),
 }
+
+_JSON = {"Content-Type": "application/json"}
 
 Kind = Literal["ollama", "mlx"]
 Category = Literal["reasoning", "coding", "fast", "default"]
@@ -72,6 +67,9 @@ _scanned: dict[tuple[Kind, str], tuple[float, Node]] = {}  # by this process: wh
 
 class PassedOver(Exception):
     """A node is not asked, or its answer is not taken. The text is the reason, without a secret."""
+
+
+_FAULTS = (PassedOver, Unreachable, TooLong)  # of a node
 
 
 class Options(pipelines.Arguments):
@@ -137,22 +135,24 @@ class Node:
         parts = urlsplit(self.url)
         return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
+    def address(self, path: str) -> http.Address:
+        """Where a request to the node goes; errors call the node "it"."""
+        return http.Address.of(self.url + path)._replace(name="it")
 
-@register_with(
-    *("httpx", "llm", "llm.generate"),
+
+@register(
+    "llm.generate",
     timeout_sec=TIMEOUT_SEC,
     timeout_factor=lambda args: timeout_factor(args.get("model")),
     affinity=("model", "category"),
 )
-async def generate(args: dict[str, Any], context: Context) -> dict[str, Any]:
+def generate(args: dict[str, Any], context: Context) -> Generator[dict[str, Any], None, dict[str, Any]]:
     """Ask the nodes in turn until one has answered; return its text, model, node and tokens, and who was passed over.
 
     A node is passed over when it is down, too busy, silent for too long, breaks off, refuses, or says nothing but the
     prompt. With none left the job is tried again. Wrong arguments raise PermanentError, and so does a model that no
     node has while all nodes answer.
     """
-    import httpx
-
     wanted, settings = validated(Arguments, args), config.load()
     names = patterns(wanted, settings.dl_llm_categories)
     passed: list[dict[str, str]] = []  # the nodes that were passed over, and why
@@ -162,31 +162,24 @@ async def generate(args: dict[str, Any], context: Context) -> dict[str, Any]:
         context.note(f"{node.name} passed over: {reason}")
         context.logger.warning("node passed over: %s: %s", node.name, reason, extra=passed[-1])
 
-    async with httpx.AsyncClient(
-        timeout=httpx.Timeout(settings.dl_llm_silence_sec, connect=CONNECT_SEC),
-        headers={"User-Agent": "dataloader (llm.generate)", "Accept-Encoding": "identity"},
-        follow_redirects=False,
-        trust_env=False,  # no proxies and no passwords of the environment
-        verify=certificates(),
-    ) as http:
-        known, down = await scan(http, settings)
-        if not candidates(known, names):  # an earlier scan may be out of date
-            known, down = await scan(http, settings, anew=True)
-        for node, why in down:
-            pass_over(node, why)
-        chosen = candidates(known, names)
-        if not chosen and wanted.model and not down:
-            models = ", ".join(sorted({model for node in known for model in node.models})[:_MODELS_NAMED])
-            raise PermanentError(f"model: no node has {wanted.model}; there are {models or 'none'}")
-        for node, model in chosen:
-            result = {"tokens": 0, "node": node.name, "model": model, "passed_over": [*passed]}
-            try:
-                await check_load(http, node, settings.dl_llm_busy_percent)
-                with place(node, settings.dl_llm_mlx_concurrent):
-                    silence_sec = settings.dl_llm_silence_sec * timeout_factor(model)
-                    return await _answer_of(http, node, wanted, result, context, silence_sec)
-            except PassedOver as e:
-                pass_over(node, e)
+    known, down = scan(settings, context.check)
+    if not candidates(known, names):  # an earlier scan may be out of date
+        known, down = scan(settings, context.check, anew=True)
+    for node, why in down:
+        pass_over(node, why)
+    chosen = candidates(known, names)
+    if not chosen and wanted.model and not down:
+        models = ", ".join(sorted({model for node in known for model in node.models})[:_MODELS_NAMED])
+        raise PermanentError(f"model: no node has {wanted.model}; there are {models or 'none'}")
+    for node, model in chosen:
+        result = {"tokens": 0, "node": node.name, "model": model, "passed_over": [*passed]}
+        try:
+            check_load(node, settings.dl_llm_busy_percent, context.check)
+            with place(node, settings.dl_llm_mlx_concurrent):
+                silence_sec = settings.dl_llm_silence_sec * timeout_factor(model)
+                return (yield from _answer_of(node, wanted, result, silence_sec, context.check))
+        except _FAULTS as e:
+            pass_over(node, e)
     target = wanted.model or f"category {wanted.category or 'default'}"
     reasons = "; ".join(f"{each['node']}: {each['reason']}" for each in passed) or "no node has such a model"
     # The next attempt is due as after other errors, but this text needs no stack.
@@ -249,34 +242,38 @@ def addresses(settings: Settings, root: Path = Path("/")) -> list[tuple[Kind, st
     return [("ollama", f"http://{host}:11434"), ("mlx", f"http://{host}:11435")]
 
 
-async def scan(
-    http: httpx.AsyncClient, settings: Settings, anew: bool = False
-) -> tuple[list[Node], list[tuple[Node, PassedOver]]]:
+def scan(
+    settings: Settings, check: Callable[[], None], anew: bool = False
+) -> tuple[list[Node], list[tuple[Node, Exception]]]:
     """The nodes that answer, with their models, and those that do not, with the reason.
 
     An answer is kept for KEPT_SEC in this process, unless `anew`; that a node is down is not kept.
     """
 
-    async def asked(url: str) -> Any:
-        with suppress(PassedOver):
-            return await _asked(http, url)
+    def scanned(place: tuple[Kind, str]) -> Node | tuple[Node, Exception]:
+        at, known = _scanned.get(place, (0.0, None))
+        if known and not anew and time.monotonic() < at + KEPT_SEC:
+            return known
+        node = Node(*place)
 
-    async def scanned(kind: Kind, url: str) -> Node | tuple[Node, PassedOver]:
-        at, node = _scanned.get((kind, url), (0.0, None))
-        if node and not anew and time.monotonic() < at + KEPT_SEC:
-            return node
+        def optional(path: str) -> Any:
+            with suppress(*_FAULTS):
+                return _asked(node, path, check)
+
         try:
-            models = _names(await _asked(http, url + _MODELS[kind]))
-            loaded = _names(await asked(f"{url}/api/ps")) if kind == "ollama" else ()
-            # Ollama and mlx_lm's server have no document about their load.
-            paths = [path for path in _STATUS if reports_load(await asked(url + path))]
-        except PassedOver as e:
-            return Node(kind, url), e
-        node = Node(kind, url, models, frozenset(loaded), next(iter(paths), None))
-        _scanned[kind, url] = time.monotonic(), node
+            models = _names(_asked(node, _MODELS[node.kind], check))
+        except _FAULTS as e:
+            return node, e
+        loaded = _names(optional("/api/ps")) if node.kind == "ollama" else ()
+        # Ollama and mlx_lm's server have no document about their load.
+        paths = [path for path in _STATUS if reports_load(optional(path))]
+        node = replace(node, models=models, loaded=frozenset(loaded), status_path=next(iter(paths), None))
+        _scanned[place] = time.monotonic(), node
         return node
 
-    results = await asyncio.gather(*(scanned(kind, url) for kind, url in addresses(settings)))
+    places = addresses(settings)
+    with ThreadPoolExecutor(len(places)) as pool:
+        results = [*pool.map(scanned, places)]
     return [each for each in results if isinstance(each, Node)], [each for each in results if isinstance(each, tuple)]
 
 
@@ -287,56 +284,31 @@ def _names(document: Any) -> tuple[str, ...]:
     return tuple(name for name in names if isinstance(name, str))
 
 
-async def _asked(http: httpx.AsyncClient, url: str) -> Any:
-    """The JSON document at this address of a node; raises PassedOver where it has none."""
-    path, body = urlsplit(url).path, b""
-    with _translated(_SCAN_SEC):
-        async with asyncio.timeout(_SCAN_SEC), http.stream("GET", url) as response:
-            if response.status_code != 200:
-                raise PassedOver(f"it answered {response.status_code} to {path}")
-            async for piece in response.aiter_bytes():
-                body += piece
-                if len(body) > _LONGEST_LIST:
-                    raise PassedOver(f"its answer to {path} is longer than {_LONGEST_LIST} bytes")
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        raise PassedOver(f"its answer to {path} is no JSON") from None
-
-
-@contextmanager
-def _translated(silence_sec: float) -> Iterator[None]:
-    """Raise the errors of a connection as PassedOver; httpx's own texts may quote the address with its password."""
-    import httpx
-
-    try:
-        yield
-        return
-    except httpx.InvalidURL:
-        reason = "its address is not valid"
-    except (httpx.ConnectError, httpx.ConnectTimeout) as e:
-        is_of_tls = "CERTIFICATE_VERIFY_FAILED" in str(e)
-        reason = "its certificate is not valid for this machine" if is_of_tls else "it is down: no connection"
-    except (TimeoutError, httpx.TimeoutException):
-        reason = f"it was silent for {silence_sec:g} s"
-    except httpx.HTTPError:
-        reason = "it broke the connection"
-    raise PassedOver(reason) from None
+def _asked(node: Node, path: str, check: Callable[[], None]) -> Any:
+    """The JSON document at this path of a node; raises one of _FAULTS where it has none."""
+    times = http.Times(CONNECT_SEC, _SCAN_SEC, _SCAN_SEC)
+    with http.exchange(node.address(path), times, check=check) as answer:
+        if answer.status != 200:
+            raise PassedOver(f"it answered {answer.status} to {path}")
+        try:
+            return json.loads(answer.content(_LONGEST_LIST))
+        except (ValueError, RecursionError):
+            raise PassedOver(f"its answer to {path} is no JSON") from None
 
 
 # --- the load of a node ---
 
 
-async def check_load(http: httpx.AsyncClient, node: Node, most_percent: float) -> None:
+def check_load(node: Node, most_percent: float, check: Callable[[], None]) -> None:
     """Raise PassedOver for a node that is too busy: by its own word, or as a node on this machine by a measurement.
 
     With `most_percent` 100 nothing is measured, because nothing would be above it.
     """
-    status = await _asked(http, node.url + node.status_path) if node.status_path else None
+    status = _asked(node, node.status_path, check) if node.status_path else None
     why = busy(status, most_percent)
     if why is None and most_percent < 100 and _is_here(node.url):
         psutil.cpu_percent()  # the next call measures from here on
-        await asyncio.sleep(_MEASURE_SEC)
+        time.sleep(_MEASURE_SEC)
         load = {"ram_percent": psutil.virtual_memory().percent, "cpu_percent": psutil.cpu_percent()}
         why = busy(load, most_percent)
     if why:
@@ -415,35 +387,35 @@ def question(node: Node, model: str, wanted: Arguments) -> dict[str, Any]:
     return body | {"messages": messages, "stream_options": {"include_usage": True}} | options | limit
 
 
-async def _answer_of(
-    http: httpx.AsyncClient, node: Node, wanted: Arguments, result: dict[str, Any], context: Context, silence_sec: float
-) -> dict[str, Any]:
+def _answer_of(
+    node: Node, wanted: Arguments, result: dict[str, Any], silence_sec: float, check: Callable[[], None]
+) -> Generator[dict[str, Any], None, dict[str, Any]]:
     """Ask the node; its answer as the pipeline's result, whose other parts are reported with each piece.
 
-    Raises PassedOver when the node refuses, is silent for `silence_sec`, says an error, ends before the end, or says
-    nothing new. Where the run has to stop, closing the connection tells the node to stop.
+    Raises one of _FAULTS when the node refuses, is silent for `silence_sec`, says an error, ends before the end, or
+    says nothing new. Where the run has to stop, closing the connection tells the node to stop.
     """
-    import httpx
+    answer = Answer()
 
-    timeout, answer = httpx.Timeout(silence_sec, connect=CONNECT_SEC), Answer()
-    body = question(node, result["model"], wanted)
-    context.progress(result)
+    def in_silence() -> None:
+        check()
+        if answer.is_whole:  # behind the last word come the number of tokens and the end; some servers send neither
+            raise PassedOver("it does not end its answer")
+
+    body = json.dumps(question(node, result["model"], wanted)).encode()
+    times, address = http.Times(CONNECT_SEC, silence_sec), node.address(_PATH[node.kind])
+    yield {**result}
     try:
-        with _translated(silence_sec):
-            async with http.stream("POST", node.url + _PATH[node.kind], json=body, timeout=timeout) as response:
-                if response.status_code != httpx.codes.OK:
-                    raise PassedOver(await _refusal(response))
-                lines = _lines(response)
-                while not answer.is_over:
-                    # After the last word come the number of tokens, or the end; some servers send neither.
-                    async with asyncio.timeout(_REST_SEC if answer.is_whole else None):
-                        line = await anext(lines, None)
-                    if line is None:
-                        break
-                    answer.read(line)
-                    result["tokens"] = answer.tokens
-                    context.progress(result)
-    except PassedOver:
+        with http.exchange(address, times, "POST", _JSON, body, check=in_silence) as reply:
+            if reply.status != 200:
+                raise PassedOver(_refusal(reply))
+            for line in _lines(reply):
+                answer.read(line)
+                result["tokens"] = answer.tokens
+                yield {**result}
+                if answer.is_over:
+                    break
+    except _FAULTS:
         if not answer.is_whole:
             raise
     text = "".join(answer.texts)
@@ -456,15 +428,14 @@ async def _answer_of(
     return {"text": text, **result}
 
 
-async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
+def _lines(reply: http.Answer) -> Iterator[bytes]:
     rest, size = b"", 0
-    async for piece in response.aiter_bytes():
+    while piece := reply.read(2**16):
         size += len(piece)
         if size > _LONGEST_ANSWER:
             raise PassedOver(f"its answer is longer than {_LONGEST_ANSWER} bytes")
         *lines, rest = _LINE_END.split(rest + piece)
-        for line in lines:
-            yield line
+        yield from lines
     yield rest
 
 
@@ -506,15 +477,14 @@ class Answer:
         self.tokens = total if isinstance(total, int) else self.tokens + bool(words or thoughts)
 
 
-async def _refusal(response: httpx.Response) -> str:
+def _refusal(reply: http.Answer) -> str:
     """Why the node has not answered: the status, and its own words from the first piece of the body."""
-    body = await anext(response.aiter_bytes(2**16), b"")
     try:
-        words = f", {_words(json.loads(body)['error'])}"
+        words = f", {_words(json.loads(reply.read(2**16))['error'])}"
     except (ValueError, TypeError, KeyError, RecursionError):
         words = ""
-    reply = "it is overloaded: it answered" if response.status_code in _BUSY else "it answered"
-    return f"{reply} {response.status_code}{words}"
+    overload = "it is overloaded: " if reply.status in _BUSY else ""
+    return f"{overload}it answered {reply.status}{words}"
 
 
 def _words(error: Any) -> str:

@@ -26,7 +26,6 @@ except pipelines.UnknownTask as e:
     [
         ("load.parquet", "pyarrow", "parquet"),
         ("run.dask", "distributed", "dask"),
-        ("llm.generate", "httpx", "llm"),
     ],
 )
 def test_without_its_library_a_task_says_what_to_install(task: str, library: str, extra: str) -> None:

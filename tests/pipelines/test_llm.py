@@ -9,7 +9,7 @@ import pytest
 from fake_node import WORDS, FakeNode
 from patience import PATIENCE
 
-from dataloader.pipelines import Context, llm, resolve, steps
+from dataloader.pipelines import Context, Stopped, llm, resolve, steps
 from dataloader.testing import Result, run
 
 TEXT = " ".join(WORDS)
@@ -107,7 +107,7 @@ def test_an_answer_without_end_is_given_up(ask: Ask, ollama: FakeNode, settings:
     assert "its answer is longer than 300 bytes" in str(ask().error)
     settings.setattr(llm, "_scanned", {})
     settings.setattr(llm, "_LONGEST_LIST", 20)
-    assert f"{ollama.url}: its answer to /api/tags is longer than 20 bytes" in str(ask().error)
+    assert f"{ollama.url}: it has answered with more than 20 bytes" in str(ask().error)
 
 
 def _event(content: str = "", finish: str | None = None, **more: Any) -> str:
@@ -169,10 +169,8 @@ def test_every_form_of_ollamas_lines_is_an_answer(ask: Ask, ollama: FakeNode, bo
     assert (result.status, result.value.get("text"), result.value["tokens"]) == ("succeeded", "Hello world", 2)
 
 
-def test_an_answer_that_is_whole_needs_no_end_of_the_stream(
-    ask: Ask, mlx: FakeNode, settings: pytest.MonkeyPatch
-) -> None:
-    settings.setattr(llm, "_REST_SEC", 0.1)
+@pytest.mark.usefixtures("silence_is_safe")
+def test_an_answer_that_is_whole_needs_no_end_of_the_stream(ask: Ask, mlx: FakeNode) -> None:
     mlx.streams, mlx.behave = [f"data: {HELLO}\n\ndata: {WORLD}\n\ndata: {STOP}\n\n".encode()], "hangs"
     assert ask(model=MLX_MODEL).value["text"] == "Hello world"
     assert mlx.hung_up.wait(PATIENCE)
@@ -197,14 +195,14 @@ def patient_with(node: FakeNode) -> Callable[..., Any]:
     """Ask this node with PATIENCE, for a stall of the machine is no silence."""
     answer_of = llm._answer_of
 
-    def asked(http: Any, asked: llm.Node, *more: Any) -> Any:
-        *given, silence_sec = more
-        return answer_of(http, asked, *given, PATIENCE if asked.url == node.url else silence_sec)
+    def asked(asked: llm.Node, wanted: Any, result: Any, silence_sec: float, check: Any) -> Any:
+        return answer_of(asked, wanted, result, PATIENCE if asked.url == node.url else silence_sec, check)
 
     return asked
 
 
 SILENT = "it was silent for 0.3 s"
+BROKEN = "it cannot be reached, or broke the connection (IncompleteRead)"
 CASES = [
     ("hangs", SILENT),
     ("mute", SILENT),
@@ -221,7 +219,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("first", "behave", "why"),
     [
-        *(("ollama", *case) for case in [*CASES, ("cuts", "it broke the connection")]),
+        *(("ollama", *case) for case in [*CASES, ("cuts", BROKEN)]),
         *(("mlx", *case) for case in [*CASES, ("cuts", "it ended its answer in the middle")]),
     ],
 )
@@ -250,7 +248,7 @@ def test_a_slow_node_is_no_silent_one(ask: Ask, ollama: FakeNode, settings: pyte
 
 
 @pytest.mark.parametrize(
-    ("is_valid", "reason"), [(True, "it is down: no connection"), (False, "its address is not valid")]
+    ("is_valid", "reason"), [(True, "it accepts no connection"), (False, "there is no address for it")]
 )
 def test_a_node_that_cannot_be_asked_is_passed_over_and_its_password_not_shown(
     ask: Ask, down: str, settings: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_valid: bool, reason: str
@@ -355,7 +353,7 @@ def test_a_model_that_a_node_may_have_that_is_down_is_tried_again(
     settings.setenv("OLLAMA_API_URL", down)
     result = ask(model=MODEL, max_attempts=2)
     assert (result.status, result.attempts) == ("failed", 2)
-    assert result.error == f"no node has answered ({MODEL}): {down}: it is down: no connection"
+    assert result.error == f"no node has answered ({MODEL}): {down}: it accepts no connection"
 
 
 def test_nothing_but_the_settings_names_a_host(ask: Ask, ollama: FakeNode, settings: pytest.MonkeyPatch) -> None:
@@ -365,19 +363,19 @@ def test_nothing_but_the_settings_names_a_host(ask: Ask, ollama: FakeNode, setti
     assert ask(host="http://127.0.0.1:1").error.startswith("host: there is no such argument")
 
 
+@pytest.mark.usefixtures("silence_is_safe")
 @pytest.mark.parametrize("behave", ["hangs", "mute"])
 def test_a_cancellation_closes_the_connection_while_the_node_says_nothing(
     behave: str, ask: Ask, ollama: FakeNode, context: Context
 ) -> None:
     ollama.behave = behave
-    run = steps(resolve("llm.generate"), {"prompt": PROMPT}, context)
-    for _ in run:
-        if ollama.silent.is_set():
-            break
-    run.close()
+    context._run.must_stop = ollama.silent.is_set  # type: ignore[method-assign]
+    with pytest.raises(Stopped):
+        [*steps(resolve("llm.generate"), {"prompt": PROMPT}, context)]
     assert ollama.hung_up.wait(PATIENCE)
 
 
+@pytest.mark.usefixtures("silence_is_safe")
 @pytest.mark.parametrize("point", [1, 2, 3])
 def test_a_cancellation_before_the_answer_asks_no_node_in_its_place(point: int, ask: Ask, ollama: FakeNode) -> None:
     ollama.behave = "mute"
@@ -385,6 +383,7 @@ def test_a_cancellation_before_the_answer_asks_no_node_in_its_place(point: int, 
     assert len(ollama.questions) <= 1
 
 
+@pytest.mark.usefixtures("silence_is_safe")
 def test_a_timeout_ends_a_run_whose_node_says_nothing(ask: Ask, ollama: FakeNode) -> None:
     ollama.behave = "hangs"
     result = run("llm.generate", {"prompt": PROMPT}, timeout_sec=1, max_attempts=1)

@@ -115,15 +115,17 @@ class Program:
         assert self._process.stdout is not None  # noqa: S101  it is a pipe
         self._pipe = self._process.stdout
         os.set_blocking(self._pipe.fileno(), False)
-        self._is_at_end = False
+        self._end = os.pidfd_open(self._process.pid)  # readable once the program has ended
+        self._events = select.poll()
+        self._events.register(self._pipe, select.POLLIN)
+        self._events.register(self._end, select.POLLIN)
 
     def wait(self, within: float) -> int | None:
         """Take what the program writes within so many seconds, or until it ends.
 
         Returns its exit code, or the negative number of its signal; None: it goes on.
         """
-        self._read(within)
-        if self._has_ended():
+        if self._has_ended(within):
             self._bury()
         return self._process.returncode
 
@@ -133,37 +135,32 @@ class Program:
             return
         self._signal(signal.SIGTERM)
         until = time.monotonic() + GRACE_SEC
-        while not self._has_ended() and time.monotonic() < until:
-            self._read(0.05)
+        while (left := until - time.monotonic()) > 0 and not self._has_ended(left):
+            pass
         self._bury()
 
-    def _read(self, within: float) -> None:
-        """Take one piece of the output, if one comes in time."""
-        if self._is_at_end:  # the program has closed it, and goes on
-            until = time.monotonic() + within
-            while not self._has_ended() and time.monotonic() < until:
-                time.sleep(0.01)
-            return
-        poll = select.poll()
-        poll.register(self._pipe, select.POLLIN)
-        if poll.poll(within * 1000):
-            piece = os.read(self._pipe.fileno(), _PIECE)
-            self._is_at_end = not piece
-            self._output.take(piece)
+    def _has_ended(self, within: float) -> bool:
+        """Wait so long for an event and take one piece of the output; whether the program has ended.
 
-    def _has_ended(self) -> bool:
-        """Whether the program has ended. It is not buried, so no other process group can have its number."""
-        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        It is not buried, so no other process group can have its number.
+        """
+        ready = {descriptor for descriptor, _ in self._events.poll(within * 1000)}
+        if self._pipe.fileno() in ready:
+            if piece := os.read(self._pipe.fileno(), _PIECE):
+                self._output.take(piece)
+            else:  # the program has closed it, and may go on
+                self._events.unregister(self._pipe)
+        return self._end in ready
 
     def _bury(self) -> None:
         """Kill what is left of the group, and take the rest of the output."""
         self._signal(signal.SIGKILL)
         self._process.wait()
         for _ in range(_PIECES_LEFT):
-            if not self._is_at_end:
-                self._read(0)
+            self._has_ended(0)
         self._output.end()
         self._pipe.close()
+        os.close(self._end)
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError, PermissionError):

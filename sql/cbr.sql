@@ -3,11 +3,6 @@
 -- name: is_there
 SELECT to_regclass('cbr_rates') IS NOT NULL AS is_there;
 
--- name: lock
--- Another job may be creating the table. Locks of two integers are distinct from the locks of one bigint that workers hold
--- for their jobs' keys.
-SELECT pg_advisory_xact_lock(hashtext('load.cbr.rates'), 0);
-
 -- name: create
 CREATE TABLE IF NOT EXISTS cbr_rates (
   date date NOT NULL, currency text NOT NULL, nominal int NOT NULL, value numeric NOT NULL,

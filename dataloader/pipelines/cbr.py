@@ -9,6 +9,7 @@ import datetime as dt
 import decimal
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from decimal import Decimal
 from typing import Annotated, Any, NamedTuple
 from xml.etree import ElementTree as ET
@@ -16,7 +17,7 @@ from xml.etree import ElementTree as ET
 from pydantic import BeforeValidator, Field
 
 from dataloader import config
-from dataloader.pipelines import Arguments, Context, PermanentError, http, register, validated
+from dataloader.pipelines import Arguments, Context, PermanentError, http, register, state, validated
 from dataloader.pipelines.csv_table import permanent
 from dataloader.pipelines.http import Refused, Unreachable
 from dataloader.queue import db
@@ -32,12 +33,10 @@ _SQL = db.statements("cbr.sql")
 
 def _day(text: object) -> dt.date:
     # fromisoformat alone would also accept 20210317 and 2021-W11-3.
-    if not isinstance(text, str) or not re.fullmatch("[0-9]{4}-[0-9]{2}-[0-9]{2}", text):
-        raise ValueError("should be a date as YYYY-MM-DD")
-    try:
-        return dt.date.fromisoformat(text)
-    except ValueError:
-        raise ValueError("should be a date of the calendar, as YYYY-MM-DD") from None
+    if isinstance(text, str) and re.fullmatch("[0-9]{4}-[0-9]{2}-[0-9]{2}", text):
+        with suppress(ValueError):
+            return dt.date.fromisoformat(text)
+    raise ValueError("should be a date of the calendar, as YYYY-MM-DD")
 
 
 class Wanted(Arguments):
@@ -79,8 +78,7 @@ def load_cbr_rates(args: dict[str, Any], context: Context) -> Iterator[dict[str,
     with permanent("cbr_rates", "cbr_rates"), context.transaction() as conn:
         [found] = _SQL.rows(conn, "is_there")
         if not found["is_there"]:
-            _SQL.do(conn, "lock")
-            _SQL.do(conn, "create")
+            state.create(conn, _SQL["create"])
         conn.cursor().executemany(_SQL["upsert"].encode(), [(*rate, rate.rate) for rate in rates])
         yield {"processed": len(rates), "total": len(rates)}
 

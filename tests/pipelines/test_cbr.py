@@ -222,10 +222,10 @@ def test_documents_that_are_not_understood(
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
-        ({"date": "17.03.2021"}, "date: should be a date as YYYY-MM-DD"),
-        ({"date": "20210317"}, "date: should be a date as YYYY-MM-DD"),
+        ({"date": "17.03.2021"}, "date: should be a date of the calendar, as YYYY-MM-DD"),
+        ({"date": "20210317"}, "date: should be a date of the calendar, as YYYY-MM-DD"),
         ({"date": "2021-02-30"}, "date: should be a date of the calendar"),
-        ({"date": 20210317}, "date: should be a date as YYYY-MM-DD"),
+        ({"date": 20210317}, "date: should be a date of the calendar, as YYYY-MM-DD"),
         ({"currencies": "USD"}, "currencies: "),
         ({"currencies": []}, "currencies: "),
         ({"currencies": ["usd"]}, "currencies.0: "),

@@ -1,8 +1,9 @@
 """PURE: the JSON Schema of a task's args: how the queue keeps it, and the check of args by it.
 
 The check is early help for API and command line; only the worker's own check, by the model, counts. A schema may come
-from anybody, so only _KEYWORDS count, no `pattern` is tried, no `$ref` leads out, and a check of more than STEPS steps
-ends without a fault (jsonschema-rs has no such bound). Messages name the place and the rule, and never quote the args.
+from anybody, so only _KEYWORDS count, no `pattern` is tried, no `$ref` leads out, and a check that takes more than
+CHECK_SEC ends without a fault (jsonschema-rs has no such bound). Messages name the place and the rule, and never quote
+the args.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from functools import lru_cache
 from itertools import islice
+from time import thread_time
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -25,11 +27,11 @@ if TYPE_CHECKING:
     from jsonschema import ValidationError
 
 SIZE_LIMIT = 65_536  # bytes of a schema; the column has the same bound
-STEPS = 20_000  # keywords that the check of one job's args evaluates
-STEPS_AT_ONCE = 500_000  # the same of the jobs of one request
-SCHEMA_STEPS = 300_000  # the same of the check of a schema itself, by the schema of schemas
+CHECK_SEC = 0.2  # of the processor's time, for the check of one job's args
+CHECKS_SEC = 2.0  # the same for the jobs of one request
+SCHEMA_SEC = 1.0  # the same for the check of a schema itself, by the schema of schemas
 FAULTS = 20  # of one job
-UNIQUE_LIMIT = 1_000  # items that are compared with each other
+UNIQUE_LIMIT = 200  # items that are compared with each other
 _CHOICES_SHOWN = 20
 _MESSAGE_LIMIT = 300
 _NAMED = ("properties", "$defs", "definitions")  # keywords of which the keys are names, and no keywords
@@ -83,20 +85,20 @@ def readable(text: str | None) -> dict[str, Any] | None:
 
 
 class Allowance:
-    """The steps that the jobs of one request share."""
+    """The processor's time that the jobs of one request share."""
 
-    def __init__(self, steps: int = STEPS_AT_ONCE) -> None:
-        self.left = steps
+    def __init__(self, seconds: float = CHECKS_SEC) -> None:
+        self.left = seconds
 
     def faults(self, text: str, args: Any) -> list[ArgFault]:
-        """The faults of args by the schema in `text`, at most FAULTS; [] where the steps do not suffice to tell."""
+        """The faults of args by the schema in `text`, at most FAULTS; [] where the time does not suffice to tell."""
         from referencing.exceptions import Unresolvable
 
         validator = _validator(text)
         if validator is None:
             return []
-        steps = min(STEPS, self.left)
-        token = _steps_left.set([steps])
+        began = thread_time()
+        token = _ends_at.set(began + min(CHECK_SEC, self.left))
         unique: dict[ArgFault, None] = {}  # the library names an object once for each name that it lacks
         try:
             for error in validator.iter_errors(args):
@@ -106,24 +108,17 @@ class Allowance:
         except (_Exhausted, RecursionError, Unresolvable, ArithmeticError):
             pass  # the worker checks with the model itself
         finally:
-            self.left -= steps - max(_steps_left.get()[0], 0)
-            _steps_left.reset(token)
+            self.left -= thread_time() - began
+            _ends_at.reset(token)
         return [*unique][:FAULTS]
 
 
 class _Exhausted(Exception):
-    """The check has taken its steps."""
+    """The check has taken its time."""
 
 
-_steps_left: ContextVar[list[int]] = ContextVar("steps_left")
+_ends_at: ContextVar[float] = ContextVar("ends_at")
 _Keyword = Callable[[Any, Any, Any, Any], Iterable[Any] | None]
-
-
-def _spend(steps: int) -> None:
-    left = _steps_left.get()
-    left[0] -= steps
-    if left[0] < 0:
-        raise _Exhausted
 
 
 @lru_cache(maxsize=256)
@@ -134,7 +129,7 @@ def _validator(text: str) -> Any:
 
     if len(text) > SIZE_LIMIT:
         return None
-    token = _steps_left.set([SCHEMA_STEPS])
+    token = _ends_at.set(thread_time() + SCHEMA_SEC)
     try:
         schema = json.loads(text, parse_constant=lambda constant: int(constant))
         is_schema = _validator_class(of_schemas=True)(Draft202012Validator.META_SCHEMA).is_valid(schema)
@@ -143,7 +138,7 @@ def _validator(text: str) -> Any:
     except (ValueError, RecursionError, _Exhausted):
         return None
     finally:
-        _steps_left.reset(token)
+        _ends_at.reset(token)
     if leads_out or not is_schema or not isinstance(schema, dict):
         return None
     return _validator_class()(schema, registry=Registry(), format_checker=_formats())
@@ -167,15 +162,14 @@ def _validator_class(of_schemas: bool = False) -> Any:
     from jsonschema import Draft202012Validator, validators
 
     known: dict[str, _Keyword] = dict(Draft202012Validator.VALIDATORS)
-    keywords = {name: _counted(name, known[name]) for name in (known if of_schemas else _KEYWORDS)}
+    keywords = {name: _bounded(name, known[name]) for name in (known if of_schemas else _KEYWORDS)}
     made: Any = validators.create(
         Draft202012Validator.META_SCHEMA, keywords, type_checker=Draft202012Validator.TYPE_CHECKER
     )
     given = [(field.alias or field.name, field.name) for field in fields(made) if field.init]
 
     def evolve(validator: Any, **changes: Any) -> Any:
-        # The library's own way takes another class for a part with a `$schema`: one that tries `pattern` and counts no
-        # step.
+        # The library's own way takes another class for a part with a `$schema`: one that tries `pattern`, without end.
         return made(**({name: getattr(validator, attribute) for name, attribute in given} | changes))
 
     made.evolve = evolve
@@ -189,29 +183,18 @@ _KEYWORDS = (
 )
 
 
-def _counted(name: str, keyword: _Keyword) -> _Keyword:
-    """The keyword with its steps: one, and more for what it goes through and for each message that it writes."""
+def _bounded(name: str, keyword: _Keyword) -> _Keyword:
+    """The keyword, as long as the check has time left; without what a pattern decides, and what takes long at once."""
 
-    def counted(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
-        if name in ("const", "enum"):
-            steps = 1 + len(repr(value)) // 20  # they are compared to their depth
-        else:
-            steps = 1 + (len(value) if isinstance(value, list | dict) else 0)
-        if name in ("items", "additionalProperties") and isinstance(instance, list | dict):
-            steps += len(instance) // 8  # an item costs a little if its schema has no rule
-        _spend(steps)
-        if name == "additionalProperties" and "patternProperties" in schema:
-            return  # patterns, which are not tried, decide what is additional
-        if name == "uniqueItems" and isinstance(instance, list):
-            if len(instance) > UNIQUE_LIMIT:
-                return  # too long to compare all items
-            _spend(len(instance) ** 2 // 100 + len(instance) * len(repr(instance)) // 1_000)
-        for error in keyword(validator, value, instance, schema) or ():
-            if not isinstance(error.validator, str):  # its text quotes the value; other errors are reported already
-                _spend(len(error.message) // 1_000)
-            yield error
+    def bounded(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        if thread_time() > _ends_at.get():
+            raise _Exhausted
+        is_by_pattern = name == "additionalProperties" and "patternProperties" in schema
+        is_long = name == "uniqueItems" and isinstance(instance, list) and len(instance) > UNIQUE_LIMIT
+        if not is_by_pattern and not is_long:
+            yield from keyword(validator, value, instance, schema) or ()
 
-    return counted
+    return bounded
 
 
 # The formats that are checked: what they refuse with False or a ValueError pydantic refuses too.

@@ -321,11 +321,12 @@ def test_a_schema_that_cannot_be_checked_is_not_shown(name: str) -> None:
 
 
 def test_the_jobs_of_a_request_share_an_allowance() -> None:
-    few = args_schema.Allowance(10)
-    assert few.faults(SCHEMA, {}) == []  # the check was not finished
-    assert few.faults(SCHEMA, {}) == []
-    many = args_schema.Allowance(1_000)
-    assert [str(fault) for fault in many.faults(SCHEMA, {})] == ["day is required"]
+    none = args_schema.Allowance(0)
+    assert none.faults(SCHEMA, {}) == []  # the check was not finished
+    allowance = args_schema.Allowance()
+    assert [str(fault) for fault in allowance.faults(SCHEMA, {})] == ["day is required"]
+    allowance.faults(HOSTILE["doubled references"], {})
+    assert allowance.left < args_schema.CHECKS_SEC - args_schema.CHECK_SEC / 2
 
 
 def test_a_model_is_given_as_json_with_its_secrets() -> None:

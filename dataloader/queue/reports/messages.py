@@ -56,62 +56,100 @@ def due(
     now: datetime,
 ) -> Iterator[Message]:
     """The messages for this webhook: of new `events`, and of what has begun or ended since it was `active`."""
-    if webhook["paused_at"] is None:
-        wanted = defaultdict(list)
-        for row in events:
-            kind = OF_JOURNAL[row["kind"]]
-            if row["task"] != TASK and _wants(webhook, kind, row["queue"]):
-                wanted[kind].append(row)
-        for kind in filter(wanted.get, SENTENCES):
-            yield _row_message(webhook["name"], kind, wanted[kind], settings, now)
-        yield from _condition_messages(webhook, queues, active, settings, now)
+    if webhook["paused_at"] is not None:
+        return
+    sender = _Sender(webhook["name"], settings, now)
+    wanted = defaultdict(list)
+    for row in events:
+        kind = OF_JOURNAL[row["kind"]]
+        if row["task"] != TASK and _wants(webhook, kind, row["queue"]):
+            wanted[kind].append(row)
+    for kind in filter(wanted.get, SENTENCES):
+        yield _row_message(sender, kind, wanted[kind])
+    for state, each in _news(webhook, queues, active, settings, now):
+        # A browser takes a dot out of a path.
+        page = f"-?name={each.queue}" if each.queue in (".", "..") else quote(each.queue, safe="")
+        place = {"queue": each.queue, "url": sender.link(f"/queues/{page}")}
+        yield sender.message(each.kind, state, each.text, each.since, [each.queue, _text(now)], **place)
 
 
 def test(name: str, settings: Settings, now: datetime) -> Message:
     """A message without an alert, to test that messages arrive."""
+    sender = _Sender(name, settings, now)
     text = "This is a test: messages of dataloader arrive here."
-    return _message(name, "test", "event", text, now, now, settings, url=_link(settings))
+    return sender.message("test", "event", text, now, [_text(now)], url=sender.link())
 
 
-def _row_message(name: str, kind: str, rows: Sequence[Row], settings: Settings, now: datetime) -> Message:
+class _Sender(NamedTuple):
+    """Writes the messages of a farm with these settings to one webhook, at the time `now`."""
+
+    webhook: str
+    settings: Settings
+    now: datetime
+
+    def link(self, page: str = "") -> str | None:
+        return f"{self.settings.dl_public_url}{page}" if self.settings.dl_public_url else None
+
+    def message(
+        self, kind: str, state: str, text: str, since: datetime, mark: Sequence[object], **more: Any
+    ) -> Message:
+        """The document of a message; its id has `mark`, to differ from messages of the same kind and begin."""
+        identity = json.dumps([self.webhook, kind, state, _text(since), *mark])
+        return {
+            "version": VERSION,
+            "id": f"alert_{sha256(identity.encode()).hexdigest()[:32]}",
+            "kind": kind,
+            "state": state,
+            "severity": SEVERITIES[kind],
+            "text": text,
+            "environment": self.settings.environment,
+            "since": _text(since),
+            "at": _text(self.now),
+            "queue": None,
+            "url": None,
+            "count": None,
+            "groups": [],
+            "jobs": [],
+        } | more
+
+
+def _row_message(sender: _Sender, kind: str, rows: Sequence[Row]) -> Message:
     groups = Counter((row["queue"], row["task"]) for row in rows)
     queues = {queue for queue, _ in groups}
     place = f"in queue {next(iter(queues))}" if len(queues) == 1 else f"in {len(queues)} queues"
     one, many = SENTENCES[kind]
-    return _message(
-        name,
+    jobs = [
+        {
+            "job_id": str(row["job_id"]),
+            "queue": row["queue"],
+            "task": row["task"],
+            "what": row["kind"],
+            "at": _text(row["ts"]),
+            "error": row["error"].partition("\n")[0]
+            if row["silent_sec"] is None
+            else f"no report for {duration(row['silent_sec'])}",
+            "url": sender.link(f"/jobs/{row['job_id']}"),
+        }
+        for row in rows[:SHOWN]
+    ]
+    return sender.message(
         kind,
         "event",
         f"1 {one} {place}." if len(rows) == 1 else f"{count(len(rows))} {many} {place}.",
         min(row["ts"] for row in rows),
-        now,
-        settings,
         mark=[rows[0]["event_id"], rows[-1]["event_id"]],
         queue=queues.pop() if len(queues) == 1 else None,
-        url=_link(settings, "/jobs?status=dead" if kind == "dead" else ""),
+        url=sender.link("/jobs?status=dead" if kind == "dead" else ""),
         count=len(rows),
         groups=[{"queue": q, "task": task, "count": number} for (q, task), number in groups.most_common(SHOWN)],
-        jobs=[_job(row, settings) for row in rows[:SHOWN]],
+        jobs=jobs,
     )
 
 
-def _job(row: Row, settings: Settings) -> dict[str, Any]:
-    silence = row["silent_sec"]
-    error = f"no report for {duration(silence)}" if silence is not None else row["error"].partition("\n")[0]
-    return {
-        "job_id": str(row["job_id"]),
-        "queue": row["queue"],
-        "task": row["task"],
-        "what": row["kind"],
-        "at": _text(row["ts"]),
-        "error": error,
-        "url": _link(settings, f"/jobs/{row['job_id']}"),
-    }
-
-
-def _condition_messages(
+def _news(
     webhook: Row, queues: Sequence[Row], firing: Collection[Firing], settings: Settings, now: datetime
-) -> Iterator[Message]:
+) -> Iterator[tuple[str, Condition]]:
+    """The conditions that a webhook is told of now, each with its state."""
     active = {(each.kind, each.queue): each for each in firing}
     present: dict[tuple[str, str], Condition] = {}
     for row in queues:
@@ -120,67 +158,23 @@ def _condition_messages(
             # A message about the queue of messages could not be sent.
             if row["queue"] != settings.dl_alerts_queue and _wants(webhook, each.kind, each.queue):
                 present[each.kind, each.queue] = each
-    news: list[tuple[str, Condition]] = []
     for place, condition in present.items():
         known = active.get(place)
         if known is None:
-            news.append(("firing", condition))
+            yield "firing", condition
         elif webhook["shape"] == "alertmanager" and (now - known.told_at).total_seconds() >= REPEATED_SEC:
-            news.append(("firing", replace(condition, since=known.since)))
+            yield "firing", replace(condition, since=known.since)
     unknown = {row["queue"] for row in queues if row["lag_sec"] is None}
     for (kind, queue), known in active.items():
         if (kind, queue) not in present and not (kind == "lag" and queue in unknown):
-            news.append(("resolved", Condition(kind, queue, known.since, _OVER[kind].format(queue=queue))))
-    for state, each in news:
-        # A browser takes a dot out of a path.
-        page = f"-?name={each.queue}" if each.queue in (".", "..") else quote(each.queue, safe="")
-        more = {"queue": each.queue, "url": _link(settings, f"/queues/{page}")}
-        mark = [each.queue, _text(now)]
-        yield _message(webhook["name"], each.kind, state, each.text, each.since, now, settings, mark, **more)
-
-
-_OVER = {"lag": "Queue {queue} is late no more.", "paused": "Queue {queue} is paused no more."}
-
-
-def _link(settings: Settings, page: str = "") -> str | None:
-    return f"{settings.dl_public_url}{page}" if settings.dl_public_url else None
+            is_over = {"lag": "late", "paused": "paused"}[kind]
+            yield "resolved", Condition(kind, queue, known.since, f"Queue {queue} is {is_over} no more.")
 
 
 def _wants(webhook: Row, kind: str, queue: str) -> bool:
     return (webhook["kinds"] is None or kind in webhook["kinds"]) and (
         webhook["queues"] is None or queue in webhook["queues"]
     )
-
-
-def _message(
-    name: str,
-    kind: str,
-    state: str,
-    text: str,
-    since: datetime,
-    now: datetime,
-    settings: Settings,
-    mark: Sequence[object] = (),
-    **more: Any,
-) -> Message:
-    """The document of a message; its id has `mark`, to differ from messages of the same kind and begin."""
-    identity = json.dumps([name, kind, state, _text(since), *mark, *([_text(now)] if kind == "test" else [])])
-    return {
-        "version": VERSION,
-        "id": f"alert_{sha256(identity.encode()).hexdigest()[:32]}",
-        "kind": kind,
-        "state": state,
-        "severity": SEVERITIES[kind],
-        "text": text,
-        "environment": settings.environment,
-        "since": _text(since),
-        "at": _text(now),
-        "queue": None,
-        "url": None,
-        "count": None,
-        "groups": [],
-        "jobs": [],
-    } | more
 
 
 def _text(instant: datetime) -> str:

@@ -296,22 +296,14 @@ def test_a_checkpoint_may_have_numbers_of_numpy(value: Any, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "place"),
+    "value",
     [
-        ({"a": [0, {"b": (1, 2)}]}, ".a[1].b"),
-        ({"a": {1}}, ".a"),
-        ({"a": {1: 2}}, ".a"),
-        ({"a": Colour.RED}, ".a"),
-        ({"a": "\0"}, ".a"),
-        ({"a": date(2026, 1, 31)}, ".a"),
-        ({"a": OfNumpy([1])}, ".a"),
-        ({1: 2}, ""),
-        ([1], ""),
-        ("x", ""),
+        *({"a": odd} for odd in ([0, {"b": (1, 2)}], {1}, {1: 2}, Colour.RED, "\0", date(2026, 1, 31), OfNumpy([1]))),
+        *({1: 2}, [1], "x"),
     ],
 )
-def test_a_checkpoint_that_would_not_come_back_as_it_is_is_named(value: Any, place: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"checkpoint{place} would not come back as it is")):
+def test_a_checkpoint_that_would_not_come_back_as_it_is_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="checkpoint would not come back as it is"):
         checkpoint_json(value)
 
 

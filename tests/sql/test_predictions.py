@@ -115,9 +115,10 @@ def test_a_run_that_tells_its_progress_ends_by_it(conn: Conn, worker: Worker) ->
 
 
 def test_jobs_that_a_worker_has_claimed_ahead_run_after_its_first(conn: Conn, worker: Worker) -> None:
-    jobs = [enqueue(conn) for _ in range(3)]
+    conn.execute("DELETE FROM dl_workers WHERE pid = 1")
+    jobs = [enqueue(conn) for _ in range(4)]
     assert len(lifecycle.step(worker.session, ["q"], 15, 3, None).jobs) == 3
-    assert seconds(conn, *jobs) == [100, 200, 300]
+    assert seconds(conn, *jobs) == [100, 200, 300, 400]
 
 
 def test_a_worker_of_several_queues_counts_for_each_that_has_ready_jobs_by_its_part(conn: Conn) -> None:

@@ -88,14 +88,14 @@ class Night:
         waiting = [self.jobs[number] for _, _, number in self.waiting]
         return Line(
             len(self.workers),
-            [self._running(worker, job) for worker, job in self.runs.items()],
+            [self._running(job) for job in self.runs.values()],
             [Waiting(job.number, job.task, [job.key]) for job in waiting],
         )
 
-    def _running(self, worker: int, job: Job) -> Running:
+    def _running(self, job: Job) -> Running:
         ran = self.now - job.started_at
         share = ran / job.seconds if job.task in TELLS else None
-        return Running(job.number, job.task, f"worker {worker}", ran, share, [job.key])
+        return Running(job.number, job.task, ran, share, [job.key])
 
     def _start(self) -> None:
         while (idle := self.workers - set(self.runs)) and (turn := self._first()):

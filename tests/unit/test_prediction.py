@@ -29,7 +29,7 @@ def middles(line: Line, *jobs: str, durations: dict[str, list[float]] = SURE) ->
 def test_a_job_that_waits_for_its_key_lets_others_pass() -> None:
     line = Line(2, waiting=[Waiting("a", "load", ["k"]), Waiting("b", "load", ["k"]), Waiting("c", "load", ["m"])])
     assert middles(line, *"abc") == [100, 200, 100]
-    running = [Running("r", "load", "w1", 40.0, takes=["k"])]
+    running = [Running("r", "load", 40.0, takes=["k"])]
     assert middles(Line(2, running, [Waiting("a", "load", ["k"])]), "a") == [160]
 
 
@@ -50,10 +50,10 @@ def test_a_job_starts_no_earlier_than_it_is_due_and_then_in_its_place() -> None:
 
 def test_the_rest_of_a_run_follows_from_its_progress_and_else_from_runs_that_took_longer() -> None:
     of_either = {"load": [100.0, 300.0] * 5_000}
-    assert middles(Line(1, [Running("r", "load", "w", 150.0)]), "r", durations=of_either) == [150]
-    half = Running("r", "load", "w", 1_000.0, share=0.5)
+    assert middles(Line(1, [Running("r", "load", 150.0)]), "r", durations=of_either) == [150]
+    half = Running("r", "load", 1_000.0, share=0.5)
     assert middles(Line(1, [half]), "r")[0] == pytest.approx(1_000, rel=0.1)
-    found = forecast(Line(1, [Running("r", "load", "w", 1_000.0)]), SURE, ["r"])
+    found = forecast(Line(1, [Running("r", "load", 1_000.0)]), SURE, ["r"])
     assert found is not None, "longer than any run before: up to as long again"
     assert 0 <= found.jobs["r"].low < found.jobs["r"].high <= 1_000
 

@@ -7,7 +7,7 @@ workers. Their effect shows in earlier predictions, from which a correction foll
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -40,11 +40,10 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A claimed job; `share` of it is done. Of several jobs of one worker the first runs, the others follow."""
+    """A job that a worker runs; `share` of it is done."""
 
     job: Any
     task: str
-    worker: str
     ran_sec: float
     share: float | None = None
     takes: Sequence[str] = ()
@@ -164,7 +163,6 @@ def _play(line: Line, drawing: _Drawing) -> tuple[list[float], float]:
     ends, drawn, numbers = [inf] * len(jobs), list[float](), count()
     taken: dict[str, int] = defaultdict(int)
     parked: dict[str, list[int]] = defaultdict(list)
-    follow: dict[int, deque[int]] = {}  # by the place of a running job: those that its worker runs next
     ready = [place for place, each in enumerate(line.waiting) if each.due_sec <= 0]
     later = {place: each.due_sec for place, each in enumerate(line.waiting) if each.due_sec > 0}
     events = [(due_sec, next(numbers), place, False) for place, due_sec in later.items()]
@@ -174,10 +172,6 @@ def _play(line: Line, drawing: _Drawing) -> tuple[list[float], float]:
         ends[place] = at
         heappush(events, (at, next(numbers), place, True))
 
-    def begin(place: int, at: float) -> None:
-        drawn.append(drawing.whole(jobs[place].task))
-        end_at(place, at + drawn[-1])
-
     def has_room(name: str) -> bool:
         return taken[name] < line.room.get(name, 1)
 
@@ -186,17 +180,12 @@ def _play(line: Line, drawing: _Drawing) -> tuple[list[float], float]:
             if parked[name] and has_room(name):
                 heappush(ready, heappop(parked[name]))
 
-    of_worker: dict[str, deque[int]] = defaultdict(deque)
     for place, run in enumerate(line.running, start=len(line.waiting)):
-        of_worker[run.worker].append(place)
         for name in run.takes:
             taken[name] += 1
-    for places in of_worker.values():  # on each worker the first of its jobs goes on
-        first = places.popleft()
-        follow[first] = places
-        end_at(first, drawing.rest(line.running[first - len(line.waiting)]))
-    workers = max(line.workers, len(of_worker))
-    idle, at = workers - len(of_worker), 0.0
+        end_at(place, drawing.rest(run))
+    workers = max(line.workers, len(line.running))
+    idle, at = workers - len(line.running), 0.0
     while True:
         while idle and ready:  # idle workers take the first ready jobs; those that find something taken wait behind it
             place = heappop(ready)
@@ -206,7 +195,8 @@ def _play(line: Line, drawing: _Drawing) -> tuple[list[float], float]:
                 for name in takes:
                     taken[name] += 1
                 idle -= 1
-                begin(place, at)
+                drawn.append(drawing.whole(jobs[place].task))
+                end_at(place, at + drawn[-1])
             else:
                 heappush(parked[full], place)
                 let_in(takes)
@@ -219,13 +209,8 @@ def _play(line: Line, drawing: _Drawing) -> tuple[list[float], float]:
         for name in jobs[place].takes:
             taken[name] -= 1
         let_in(jobs[place].takes)
-        if following := follow.pop(place, None):
-            follow[following[0]] = following
-            begin(following.popleft(), at)
-        else:
-            idle += 1
+        idle += 1
     last = max((end for place, end in enumerate(ends) if place not in later), default=0.0)
-    if line.beyond and drawn:  # as many runs as those of the line, on all workers
-        each, spread = fmean(drawn), pstdev(drawn)
-        last += max(drawing.random.gauss(line.beyond * each, sqrt(line.beyond) * spread), 0) / workers
+    if line.beyond and drawn:  # runs as those of the line, on all workers
+        last += line.beyond * fmean(drawn) / workers
     return ends, last

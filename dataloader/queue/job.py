@@ -331,9 +331,10 @@ def result_json(value: Any, most_kb: int) -> str:
 def checkpoint_json(value: Any) -> str:
     """A checkpoint as JSON that comes back as it was given; raises ValueError else, and above CHECKPOINT_KB."""
     try:
-        text = _encode(plain(value, "checkpoint"))
-        if not isinstance(value, dict) or json.loads(text) != value:
+        document = plain(value, "checkpoint")
+        if not isinstance(value, dict) or not _are_same(document, value):
             raise NotJson("would not come back as it is").at(".checkpoint")
+        text = _encode(document)
     except (NotJson, RecursionError) as e:
         raise ValueError(_NO_CHECKPOINT.format(e)) from None
     if (size := len(text.encode())) > CHECKPOINT_KB * 1_024:
@@ -408,6 +409,15 @@ def _refuse(value: Any, why: str) -> Any:
 
 def _shown(value: Any, why: str) -> Any:
     return None if isinstance(value, int | float) else storable(str(value))
+
+
+def _are_same(document: Any, value: Any) -> bool:
+    """Whether a value has the lists, dicts and other values of its JSON; an array of numpy is no list."""
+    if isinstance(document, dict) and isinstance(value, dict):
+        return document.keys() == value.keys() and all(_are_same(document[name], value[name]) for name in document)
+    if isinstance(document, list) and isinstance(value, list):
+        return all(map(_are_same, document, value))
+    return not isinstance(document, dict | list) and bool(document == value)
 
 
 _NO_RESULT = (

@@ -34,8 +34,7 @@ DISK_FULL_SEC = db.DISK_FULL_SEC
 COUNTING_SEC = 1.0  # the time for counting; after it all numbers are the noted ones
 NOTED = 1_000_000  # that the reaper counts, to note it
 NOTED_KEYS = 100_000  # keys of one ordered queue that the reaper counts
-NOTED_ROUGHLY = 10_000  # both limits where counting takes longer than NOTING_SEC
-NOTING_SEC = 3.0
+NOTING_SEC = 3.0  # the time for counting the jobs, and that for the keys
 NOTE_LOCK = 0x646C_6C65_6E67_7468  # an advisory lock outside the range of keys
 LOCK_HELD_SEC = 60.0  # for which a session may keep a lock of the farm's duties
 NOTIFY_FULL = 0.25  # of the NOTIFY queue: it is empty on a healthy server
@@ -50,8 +49,8 @@ SCAN = 4_000  # jobs of each source that a short look at a list reads: some 2 ms
 FILL_SEC = 0.5  # the time limit of a page; after it the page ends after SCAN_MOST jobs of a source
 SCAN_MOST = 250_000
 SORTED = 20_000  # jobs that a list in the order of their keys sorts
-AGGREGATED = 20_000  # rows of the journal that one call of aggregate takes
-AGGREGATING_SEC = 3.0  # the time limit of that call; after it a call takes fewer rows
+AGGREGATED = 2_000  # rows of the journal that one call of aggregate takes
+AGGREGATING_SEC = 3.0  # the time limit of that call
 ANEW = -1  # what aggregate returns when the journal's sequence has been set back
 LONG_STEP_SEC = 300  # steps from which on throughput is read from dl_pace_long instead of dl_pace
 BRIEFLY_SEC = 0.5, 0.1  # for a statement and for a lock: keeper and reaper have one session for this and for leases
@@ -183,25 +182,20 @@ def figures(row: Row, most: int) -> Row:
 
 
 def note_lengths(conn: Conn, since_sec: float) -> float | None:
-    """Called by the reaper: count every queue; returns the longest lag; None: another reaper did or does it."""
+    """Called by the reaper: count every queue; returns the longest lag; None: another reaper did or does it.
 
-    def note(most: int) -> float | None:
-        with conn.transaction():
-            db.give_up_after(conn, *BRIEFLY_SEC)
-            if not _SQL.value(conn, "may_note", lock=NOTE_LOCK, since_sec=since_sec):
-                return None
-            counted, keys = _count(conn, most, NOTING_SEC), dict[str, int]()
-            for most_keys in (NOTED_ROUGHLY, NOTED_KEYS):  # none where even a few take too long
-                with suppress(psycopg.errors.QueryCanceled):
-                    keys = {row["queue"]: row["keys"] for row in _count(conn, most, NOTING_SEC, most_keys, "keys")}
-            noted = [row | {"keys": keys.get(row["queue"])} for row in counted]
-            _SQL.do(conn, "note_lengths", queues=json.dumps(noted, default=str))
-        return max((row["lag_sec"] for row in counted), default=0.0)
-
-    try:
-        return note(NOTED)
-    except psycopg.errors.QueryCanceled:
-        return note(NOTED_ROUGHLY)
+    Raises QueryCanceled where that takes too long; the figures of pages are lower bounds then.
+    """
+    with conn.transaction():
+        db.give_up_after(conn, *BRIEFLY_SEC)
+        if not _SQL.value(conn, "may_note", lock=NOTE_LOCK, since_sec=since_sec):
+            return None
+        counted, keys = _count(conn, NOTED, NOTING_SEC), dict[str, int]()
+        with suppress(psycopg.errors.QueryCanceled):  # lengths count more than keys
+            keys = {row["queue"]: row["keys"] for row in _count(conn, NOTED, NOTING_SEC, NOTED_KEYS, "keys")}
+        noted = [row | {"keys": keys.get(row["queue"])} for row in counted]
+        _SQL.do(conn, "note_lengths", queues=json.dumps(noted, default=str))
+    return max((row["lag_sec"] for row in counted), default=0.0)
 
 
 def wrong(conn: Conn, alerts_queue: str) -> list[Row]:
@@ -332,16 +326,9 @@ def totals(conn: Conn) -> list[Row]:
 
 def aggregate(conn: Conn) -> int:
     """Add new rows of the journal to the sums; how many, at most AGGREGATED, or ANEW. Raises rather than wait."""
-    try:
-        return _aggregate(conn, AGGREGATED)
-    except psycopg.errors.QueryCanceled:
-        return _aggregate(conn, AGGREGATED // 20)
-
-
-def _aggregate(conn: Conn, limit: int) -> int:
     with conn.transaction():
         db.give_up_after(conn, AGGREGATING_SEC, BRIEFLY_SEC[1])
-        return _SQL.value(conn, "aggregate", limit=limit) or 0
+        return _SQL.value(conn, "aggregate", limit=AGGREGATED) or 0
 
 
 def job(conn: Conn, job_id: UUID) -> Row | None:

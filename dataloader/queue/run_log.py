@@ -181,35 +181,22 @@ class Splitter:
 
     def __init__(self) -> None:
         self._rest = b""
-        self._cut = 0  # bytes of the unfinished line that are not kept
+        self.waiting = 0  # bytes of the line that has no end yet
 
     def feed(self, data: bytes) -> list[bytes]:
         """The lines that end in these bytes."""
         *lines, rest = (self._rest + data).split(b"\n")
-        if lines and self._cut:
-            kept = lines[0][: self.LONGEST]
-            lines[0], self._cut = kept + _marker(self._cut + len(lines[0]) - len(kept)), 0
-        self._rest = rest[: self.LONGEST]
-        self._cut += len(rest) - len(self._rest)
-        return [
-            line if len(line) <= self.LONGEST + 100 else (line[: self.LONGEST] + _marker(len(line) - self.LONGEST))
-            for line in lines
-        ]
+        self.waiting = len(rest) if lines else self.waiting + len(data)
+        self._rest = rest[: self.LONGEST + 1]  # one byte more shows that the line was cut
+        return [self._cut(line) for line in lines]
 
     def finish(self) -> list[bytes]:
         """The line that has no end, if there is one."""
-        rest, cut = self._rest, self._cut
-        self._rest, self._cut = b"", 0
-        return [rest + _marker(cut)] if rest or cut else []
+        rest, self._rest, self.waiting = self._rest, b"", 0
+        return [self._cut(rest)] if rest else []
 
-    @property
-    def waiting(self) -> int:
-        """Bytes of the line that has no end yet."""
-        return len(self._rest) + self._cut
-
-
-def _marker(cut: int) -> bytes:
-    return b" [... %d bytes more ...]" % cut if cut else b""
+    def _cut(self, line: bytes) -> bytes:
+        return line if len(line) <= self.LONGEST else line[: self.LONGEST] + b" [... more ...]"
 
 
 class Keys:

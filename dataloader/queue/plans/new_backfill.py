@@ -22,11 +22,7 @@ NAME_MOST = 80  # characters: the limit of a backfill holds the name, and so do 
 OWN: dict[str, Any] = {"queue": words.DEFAULT_QUEUE, "max_running": None, "skip_done": False, "code_version": ""}
 _SHOWN = 3  # jobs of a dry run, and the last one
 _Partition = Annotated[str, Field(min_length=1, max_length=partitions.LONGEST), AfterValidator(new_job.printable)]
-BackfillName = Annotated[
-    str,
-    Field(min_length=1, max_length=NAME_MOST, description="of the backfill", json_schema_extra={"pattern": words.NAME}),
-    words.checks("backfill_name", words.check_name),
-]
+BackfillName = words.name_of("backfill", NAME_MOST)
 MaxRunning = Annotated[int, Field(ge=1, le=INT4_MAX, description="so many of its jobs run at once; null: any number")]
 
 

@@ -26,11 +26,7 @@ OWN: dict[str, Any] = {
     "jitter_sec": 0.0,
 }
 _SAMPLE = times.facts("x", times.Timing(None, 60, "UTC"), new_job.EARLIEST, None)
-ScheduleName = Annotated[
-    str,
-    Field(min_length=1, max_length=150, description="of the schedule", json_schema_extra={"pattern": NAME}),
-    words.checks("schedule_name", words.check_name),
-]
+ScheduleName = words.name_of("schedule", 150)
 
 
 def _span(text: str) -> Any:

@@ -93,8 +93,7 @@ def facts(partition: str, place: int, backfill: str, task: str, span: Mapping[st
     values: dict[str, Any] = {"partition": partition, "place": place, "backfill": backfill, "task": task}
     at = _parsed(partition)
     if isinstance(at, datetime):
-        values |= {"date": f"{at:%Y-%m-%d}", "time": f"{at:%H:%M:%S}", "weekday": at.isoweekday()}
-        values |= {name: getattr(at, name) for name in ("year", "month", "day", "hour", "minute")}
+        values |= facts_of(at)
     if span and at is not None:
         end = step_of(span["step"], isinstance(at, int)).from_(at)
         begin = at if isinstance(at, int) else partition
@@ -103,6 +102,12 @@ def facts(partition: str, place: int, backfill: str, task: str, span: Mapping[st
             "end": end if isinstance(end, int) else _text(end, len(partition) == len("2019-01-31")),
         }
     return values
+
+
+def facts_of(at: datetime) -> dict[str, Any]:
+    """The parts of a moment as the jobs of backfills and schedules may name them."""
+    parts = {name: getattr(at, name) for name in ("year", "month", "day", "hour", "minute")}
+    return {"date": f"{at:%Y-%m-%d}", "time": f"{at:%H:%M:%S}", **parts, "weekday": at.isoweekday()}
 
 
 def _bound(text: str, name: str) -> int | datetime:

@@ -18,6 +18,7 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 
 from dataloader import periods
+from dataloader.queue.plans import partitions
 
 LAST, ALL = ("last", "all")  # the values of catch_up, beside none
 # A due time without a job is missed after so long: a reaper that starts again is back by then.
@@ -144,15 +145,8 @@ def facts(name: str, timing: Timing, due: datetime, previous: datetime | None) -
     return {
         "due": local.isoformat(),
         "due_utc": f"{due.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}",
-        "date": f"{local:%Y-%m-%d}",
-        "time": f"{local:%H:%M:%S}",
-        "year": local.year,
-        "month": local.month,
-        "day": local.day,
-        "hour": local.hour,
-        "minute": local.minute,
+        **partitions.facts_of(local),
         "second": local.second,
-        "weekday": local.isoweekday(),
         "timestamp": int(due.timestamp()),
         "previous_due": previous and previous.astimezone(local.tzinfo).isoformat(),
         "schedule": name,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, TypedDict, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import PydanticCustomError
 
 from dataloader.queue import new_job
@@ -43,10 +43,16 @@ def checks(code: Any, check: Callable[[str], object]) -> Any:
     return AfterValidator(checked)
 
 
-def check_name(text: str) -> None:
-    """Raise ValueError with the valid form, unless `text` may name a schedule or a backfill."""
-    if not re.fullmatch(NAME, text):
-        raise ValueError("should be letters of A to Z, digits and . : + @ - _, and begin with a letter or a digit")
+def name_of(noun: str, most: int) -> Any:
+    """The type of the names of schedules, or of backfills, with at most so many characters."""
+
+    def check(text: str) -> None:
+        if not re.fullmatch(NAME, text):
+            raise ValueError("should be letters of A to Z, digits and . : + @ - _, and begin with a letter or a digit")
+
+    shown = {"pattern": NAME}
+    rule = Field(min_length=1, max_length=most, description=f"of the {noun}", json_schema_extra=shown)
+    return Annotated[str, rule, checks(f"{noun}_name", check)]
 
 
 Task = Annotated[str, job_field("task"), AfterValidator(new_job.no_internal_task)]

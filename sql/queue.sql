@@ -27,7 +27,7 @@ SELECT dl_enqueue_one(p_job_id => %(job_id)s, {fields.one}), pg_backend_pid();
 -- none -> queued for each job of a batch; a row for each that was not added (dl_enqueue_many).
 SELECT place, job_id::text, status FROM dl_enqueue_many(
   p_job_id => %(job_id)b::uuid[], {fields.many},
-  p_place => %(place)b::int[], p_since => %(since)s::timestamptz + %(before)s::int * interval '1 microsecond');
+  p_place => %(place)b::int[], p_since => %(since)s::timestamptz);
 
 -- name: set_trace
 -- Of those of these jobs that this transaction has added (see dl_set_trace).

@@ -140,13 +140,8 @@ def enqueue_many(conn: Conn, jobs: Sequence[NewJob], schema: str | None = None) 
 
     `schema` is the queue's where the search_path does not lead to it. Above AT_ONCE jobs several statements are sent.
     """
-    return enqueue_columns(conn, columns(jobs), schema)
-
-
-def columns(jobs: Sequence[NewJob]) -> Columns:
-    """Jobs as enqueue_columns takes them."""
-    by_name = {name: merged(values) for name, values in spread(jobs).items() if name != "args"}
-    return by_name | {"args": as_texts([job.args for job in jobs])}
+    columns = {name: merged(values) for name, values in spread(jobs).items() if name != "args"}
+    return enqueue_columns(conn, columns | {"args": as_texts([job.args for job in jobs])}, schema)
 
 
 def spread(jobs: Sequence[NewJob]) -> Columns:
@@ -252,15 +247,9 @@ def _add(
     with nullcontext() if isinstance(conn, Foreign) or len(steps) == 1 else conn.pipeline():
         for step in steps:  # while the server adds one, the next is made ready here
             ids = list(islice(new_ids, len(step)))
-            in_a_row = isinstance(step, range)
-            parameters: dict[str, Any] = dict(columns)
-            for name, values in columns.items():
-                if len(values) > 1:
-                    some = values[step.start : step.stop] if isinstance(step, range) else [values[n] for n in step]
-                    parameters[name] = some
-            parameters |= {"job_id": ids, "since": since, "before": step[0] if in_a_row else 0}
-            parameters["place"] = None if in_a_row or since is None else [number + 1 for number in step]
-            sent.append(_execute(conn, statement, parameters))
+            some = {name: [values[n] for n in step] if len(values) > 1 else values for name, values in columns.items()}
+            place = None if since is None else [number + 1 for number in step]
+            sent.append(_execute(conn, statement, {**some, "job_id": ids, "since": since, "place": place}))
             for number, new_id in zip(step, ids, strict=True):
                 results[number] = new_id, "queued"
         for step, cursor in zip(steps, sent, strict=True):

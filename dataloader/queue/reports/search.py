@@ -43,7 +43,6 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,30})(?:\.[0-9]{1,30})?")
 _ID = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{0,4}){1,3}(?:-[0-9a-f]{0,12})?|[0-9a-f]{32}")
 _LIKE_ID = re.compile("[0-9a-f]{8,31}")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-_LAST_ID = "ffffffff-ffff-ffff-ffff-ffffffffffff"
 _CAPITALS = str.maketrans({chr(code): chr(code + 32) for code in range(ord("A"), ord("Z") + 1)})
 
 
@@ -204,10 +203,9 @@ def _json(value: Any) -> str:
 def beginning(text: str) -> Range:
     """The ids that begin with these characters; raises WrongSearch."""
     digits = text.replace("-", "")
-    whole = digits + _LAST_ID.replace("-", "")[len(digits) :]
     if not digits or len(digits) > 32 or not re.fullmatch("[0-9a-f]+", digits):
         raise WrongSearch(f"id:{text[:40]} should be a job's id or its first characters, such as id:01890a5d-ac96")
-    last = UUID(whole)
+    last = UUID(digits.ljust(32, "f"))
     if not str(last).startswith(text) and text != digits:
         raise WrongSearch(f"id:{text[:40]} should have its dashes as in 01890a5d-ac96-774b-bcce-b302099a8057")
     return Range(UUID(digits.ljust(32, "0")), last)

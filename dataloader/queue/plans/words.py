@@ -50,7 +50,7 @@ def name_of(noun: str, most: int) -> Any:
         if not re.fullmatch(NAME, text):
             raise ValueError("should be letters of A to Z, digits and . : + @ - _, and begin with a letter or a digit")
 
-    shown = {"pattern": NAME}
+    shown: Any = {"pattern": NAME}
     rule = Field(min_length=1, max_length=most, description=f"of the {noun}", json_schema_extra=shown)
     return Annotated[str, rule, checks(f"{noun}_name", check)]
 

@@ -47,21 +47,13 @@ CASE WHEN abs(score) < 'Infinity' THEN score END AS score, left(error, 300) AS e
 CASE WHEN pg_column_size(args) <= %(long)s AND octet_length(args::text) <= %(long)s THEN args END AS args,
 created_at, available_at, finished_at, ARRAY[score::text, created_at::text, job_id::text] AS place;
 
--- name: payloads
--- The queued jobs of a key in the order in which they start, behind a place.
-SELECT {shown} FROM (VALUES (0), (1)) AS of (tried) CROSS JOIN LATERAL (
+-- name: jobs
+-- The jobs of a key with these statuses behind a place: the queued ones in the order in which they start, or the dead ones.
+SELECT {shown} FROM unnest(%(statuses)s::dl_status[]) AS of (its) CROSS JOIN (VALUES (0), (1)) AS rows (tried)
+ CROSS JOIN LATERAL (
   SELECT * FROM dl_jobs
-   WHERE queue = %(queue)s AND lock_key = %(lock_key)s AND status = 'queued' AND score IS NOT NULL
-     AND least(attempt, 1) = tried
+   WHERE queue = %(queue)s AND lock_key = %(lock_key)s AND status = its AND status IN ('queued', 'failed', 'lost')
+     AND score IS NOT NULL AND least(attempt, 1) = tried
      AND (score, created_at, job_id) > (%(score)s::float8, %(created_at)s::timestamptz, %(job_id)s::uuid)
-   ORDER BY queue, lock_key, status, least(attempt, 1), score, created_at, job_id LIMIT %(limit)s) two
- ORDER BY two.score, two.created_at, job_id LIMIT %(limit)s;
-
--- name: dead
--- The first dead jobs of a key.
-SELECT {shown} FROM unnest('{failed, lost}'::dl_status[]) AS dead (ended) CROSS JOIN LATERAL (
-  SELECT * FROM dl_jobs
-   WHERE queue = %(queue)s AND lock_key = %(lock_key)s AND status = ended AND score IS NOT NULL
-     AND status IN ('failed', 'lost')
-   ORDER BY queue, lock_key, status, least(attempt, 1), score, created_at, job_id LIMIT %(limit)s) two
- ORDER BY two.score, two.created_at, job_id LIMIT %(limit)s;
+   ORDER BY queue, lock_key, status, least(attempt, 1), score, created_at, job_id LIMIT %(limit)s) of_each
+ ORDER BY of_each.score, of_each.created_at, job_id LIMIT %(limit)s;

@@ -216,7 +216,7 @@ journal AS (
 SELECT job_id FROM killed;
 
 -- name: chosen
--- The next jobs of a group that pass a filter: up to `limit` of the first `scan` rows behind a place, in the order of the
+-- The next jobs of a group (of_dead, of_time, of_retries in search.sql) that pass a filter: up to `limit` of the first `scan` rows behind a place, in the order of the
 -- group's index; rows with one time are sorted. is_edge marks the last row that was looked at. job_id is null of a row that
 -- has left the group, is locked, or does not pass.
 SELECT got.job_id, looked_at.place, looked_at.nth = %(scan)s AS is_edge
@@ -240,18 +240,6 @@ SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit
 AND (%(partition_key)s::text IS NULL OR partition_key = %(partition_key)s)
 AND (%(error)s::text IS NULL OR coalesce(strpos(error, %(error)s) > 0, false))
 AND (%(error_group)s::text IS NULL OR coalesce(coalesce(error_group, dl_error_group(error)) = %(error_group)s, false));
-
--- name: dead
--- In the place of {group}, as the next two. Served by ix_dl_jobs_dead.
-status IN ('failed', 'lost');
-
--- name: not_due
--- Served by ix_dl_jobs_time.
-status = 'queued' AND blocked_on = 'time';
-
--- name: retried
--- Queued jobs that were tried before. Served by ix_dl_jobs_retried.
-status = 'queued' AND attempt > 0;
 
 -- name: claims_under_way
 -- Statements that have begun to read the settings of queues, by transaction and begin; with `statements` those that are

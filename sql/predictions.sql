@@ -87,10 +87,6 @@ SELECT job_id, queue, status, blocked_on, deadline,
           WHERE q.queue = j.queue AND q.ordered AND q.on_dead = 'hold') AS is_held
   FROM dl_jobs j WHERE job_id = %(job_id)s;
 
--- name: may_predict
--- One reaper at a time.
-SELECT pg_try_advisory_xact_lock(%(lock)s);
-
 -- name: queues
 -- Those that have something to predict, as the reaper has counted, and as it runs now.
 SELECT queue FROM dl_lengths WHERE length > 0 UNION SELECT queue FROM dl_jobs WHERE status = 'running' ORDER BY queue;

@@ -49,6 +49,3 @@ SELECT task, array_agg(DISTINCT queue ORDER BY queue) AS queues FROM dl_spans
 -- name: is_known
 SELECT EXISTS (SELECT FROM dl_tasks WHERE task = %(task)s) OR EXISTS (SELECT FROM dl_needs WHERE task = %(task)s)
     OR EXISTS (SELECT FROM dl_spans WHERE task = %(task)s) AS is_known;
-
--- name: fold
-SELECT dl_fold_spans(%(limit)s);

@@ -1,13 +1,5 @@
 -- A job on which each claim fails; called by dataloader/queue/set_aside.py.
 
--- name: look_alone
--- One session at a time looks for such jobs: others would see the rows that it has hidden as locked ones. Let go by let_go.
-SELECT pg_try_advisory_lock(%(lock)s);
-
--- name: let_go
--- The keys that the claims on trial have taken, and the lock of look_alone. A session that claims has no other lock.
-SELECT pg_advisory_unlock_all();
-
 -- name: suspects
 -- The jobs that a claim of these queues may have read: of each queue the first in the order of the claim, and the first due.
 SELECT DISTINCT job_id FROM unnest(%(queues)s::text[]) AS served (its_queue) CROSS JOIN LATERAL (

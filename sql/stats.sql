@@ -23,17 +23,14 @@ serving AS (
 risks AS (
   SELECT queue, count(*) AS at_risk FROM dl_predictions
    WHERE ended_at IS NULL AND deadline IS NOT NULL AND (expected_at > deadline OR deadline < now()) GROUP BY queue),
-noted AS (
-  SELECT queue, length AS noted_length, scheduled AS noted_scheduled, retries AS noted_retries, dead AS noted_dead,
-         keys AS noted_keys, lag_sec AS noted_lag_sec, counted_at
-    FROM dl_lengths WHERE counted_at > now() - interval '10 min' OR %(most)s = 0),
+noted AS (SELECT * FROM dl_lengths WHERE counted_at > now() - interval '10 min' OR %(most)s = 0),
 known AS (
   SELECT queue FROM waiting UNION SELECT queue FROM dead UNION SELECT queue FROM running UNION SELECT queue FROM serving
   UNION SELECT queue FROM dl_queues WHERE paused_at IS NOT NULL OR max_length IS NOT NULL OR ordered
   UNION SELECT queue FROM noted WHERE %(most)s = 0)
-SELECT queue, length, scheduled, retries, coalesce(busy, 0) AS busy, dead,
+SELECT queue, a.length, b.scheduled, c.retries, coalesce(busy, 0) AS busy, d.dead,
        -- At most 30 years, for clients compute with it: the times of another service's job may be infinite.
-       CASE WHEN %(most)s = 0 THEN coalesce(noted_lag_sec, 0)
+       CASE WHEN %(most)s = 0 THEN coalesce(noted.lag_sec, 0)
             ELSE least(1e9, greatest(0, extract(epoch FROM now() - (
               SELECT dl_readable(greatest(j.available_at, j.created_at)) FROM dl_jobs j
                WHERE j.queue = known.queue AND status = 'queued' AND blocked_on IS DISTINCT FROM 'time'
@@ -41,8 +38,9 @@ SELECT queue, length, scheduled, retries, coalesce(busy, 0) AS busy, dead,
        coalesce(workers, 0) AS workers, coalesce(stopped, 0) AS stopped, coalesce(at_risk, 0) AS at_risk, paused_at, paused_by,
        max_length, coalesce(ordered, false) AS ordered, coalesce(merge, false) AS merge,
        coalesce(merge_limit, 1000) AS merge_limit, batch, coalesce(on_dead, 'continue') AS on_dead, fair_by,
-       CASE WHEN ordered THEN CASE WHEN %(most)s = 0 THEN noted_keys ELSE {keys_of} END END AS keys,
-       noted_length, noted_scheduled, noted_retries, noted_dead, noted_keys, counted_at
+       CASE WHEN ordered THEN CASE WHEN %(most)s = 0 THEN noted.keys ELSE {keys_of} END END AS keys,
+       noted.length AS noted_length, noted.scheduled AS noted_scheduled, noted.retries AS noted_retries,
+       noted.dead AS noted_dead, noted.keys AS noted_keys, counted_at
   FROM known
   LEFT JOIN running USING (queue) LEFT JOIN serving USING (queue) LEFT JOIN risks USING (queue)
   LEFT JOIN dl_queues USING (queue) LEFT JOIN noted USING (queue)
@@ -352,9 +350,6 @@ SELECT step AS at, coalesce(processed, 0) AS processed, coalesce(failed, 0) AS f
 
 -- name: totals
 SELECT queue, task, kind, count, seconds, buckets FROM dl_totals ORDER BY queue, task, kind;
-
--- name: aggregate
-SELECT dl_roll(%(limit)s);
 
 -- name: job
 -- The fields that only a job's own page shows, besides `status` in queue.sql.

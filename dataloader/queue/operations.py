@@ -29,19 +29,19 @@ SCAN = 20_000  # jobs that one transaction checks by a filter
 _SQL = db.statements("operate.sql", "settings")
 # The groups of a queue's jobs, and the order in which each is read: the oldest end, the earliest time, the oldest job.
 _GROUPS = {
-    "dead": ("finished_at", "job_id"),
-    "not_due": ("available_at", "priority", "created_at", "job_id"),
-    "retried": ("created_at", "job_id"),
+    "of_dead": ("finished_at", "job_id"),
+    "of_time": ("available_at", "priority", "created_at", "job_id"),
+    "of_retries": ("created_at", "job_id"),
 }
 _TYPES = {field.name: field.type for field in fields.FIELDS}
 _BEFORE_ALL = {"timestamptz": "-infinity", "int": "0", "uuid": str(UUID(int=0))}
 # The orders to named jobs, each with its statement; the orders to a queue, each with its group of jobs and statement.
 VERBS = {"cancel": "", "requeue": "requeue", "start-over": "requeue", "run-now": "run_now", "delete": "delete"}
 QUEUE_VERBS = {
-    "requeue-dead": ("dead", "requeue"),
-    "delete-dead": ("dead", "delete"),
-    "run-all": ("not_due", "run_now"),
-    "kill-retries": ("retried", "kill"),
+    "requeue-dead": ("of_dead", "requeue"),
+    "delete-dead": ("of_dead", "delete"),
+    "run-all": ("of_time", "run_now"),
+    "kill-retries": ("of_retries", "kill"),
 }
 SCORES_AT_ONCE = 10_000  # jobs that one statement gives their scores
 TURNS_AT_ONCE = 1_000  # jobs that one statement gives their turns
@@ -300,10 +300,10 @@ def _before_all(group: str) -> list[str]:
 
 @cache
 def _chosen(group: str) -> str:
-    columns = _GROUPS[group]
+    columns, condition = _GROUPS[group], db.statements("search.sql")[group]
     return _SQL["chosen"].format(
-        group=_SQL[group],
-        still=_SQL[group].replace("status", "status::text"),  # lets no index serve but that of the ids
+        group=condition,
+        still=condition.replace("status", "status::text"),  # lets no index serve but that of the ids
         passes=_SQL["passes"],
         columns=", ".join(columns),
         texts=", ".join(f"{name}::text" for name in columns),

@@ -47,8 +47,8 @@ def set_aside(
 
     None: another session was quicker. Raises `error` where no job of these queues is the cause.
     """
-    if not _SQL.value(conn, "look_alone", lock=LOCK):
-        return None
+    if db.call(conn, "pg_try_advisory_lock", LOCK) == [(False,)]:
+        return None  # another session would see the rows that this one has hidden as locked ones
     try:
         if (failure := _failure(conn, [], claim)) is None:
             return None
@@ -74,8 +74,8 @@ def set_aside(
     except _Disturbed:
         return None
     finally:
-        if not conn.closed:
-            conn.execute(_SQL["let_go"])
+        if not conn.closed:  # of the keys too that the claims on trial have taken
+            db.call(conn, "pg_advisory_unlock_all")
 
 
 def _failure(conn: db.Connection, hidden: Sequence[UUID], claim: Callable[[], object]) -> psycopg.Error | None:

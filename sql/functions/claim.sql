@@ -5,9 +5,8 @@
 --
 -- Words. The *key_hash* of a job is hashtext(lock_key): two keys may share one; they then exclude each other and nothing
 -- worse follows. A key_hash is *busy* while a running row with a live lease has it, or another session its advisory lock.
--- A queued row is *ready* (blocked_on null), or blocked_on says what it waits for (waiting.sql): 'time', or 'key': the
--- row is *parked* behind a running row of its key_hash. The session that ends that run makes the first parked row ready.
--- 'limit:NAME': it waits for room in that limit (limits.sql).
+-- A queued row is *ready*, or blocked_on says what it waits for (schema.sql). The session that ends a run makes the first row
+-- ready that is *parked* behind it.
 -- The *head* of a key in an ordered queue is its queued row with the smallest score. Any ready row of the key is a
 -- candidate; under the key's lock the claim starts the head instead, or with merge the head and all that follow.
 --

@@ -1,8 +1,5 @@
 -- queued -> running in a plain queue, one that is not ordered: the short claim, without a loop. Each statement can be
--- tried in psql. A queued row is ready (blocked_on is null), parked behind a running job of its key (blocked_on 'key'), or
--- waits for its time (blocked_on 'time'). A running row closes its key; the advisory lock on the key's hash only keeps two
--- claims apart.
---
+-- tried in psql. A running row closes its key; the advisory lock on the key's hash only keeps two claims apart.
 -- The worker calls this function first, and dl_step (claim.sql) where it has started nothing: the queue is paused, or
 -- ordered by now; the time of a row has come, for example of a retry; dl_freed has an entry that has waited for a second;
 -- the first ready row has limits, is canceled or has no attempt left; or a claim of one job met a row that another session

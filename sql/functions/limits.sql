@@ -76,7 +76,7 @@ $$;
 -- The last step of a claim for the limits that it has asked, whose rows it has locked: it takes a token for each started
 -- row of p_granted, parks rows without room among the queue's first p_rows and p_heads, and makes rows ready for the room
 -- that is left. Returns the number of parked rows. It parks only where the limit stays full until the commit, by holding the
--- running rows FOR SHARE.
+-- running rows FOR SHARE, as far as nobody else has them locked.
 CREATE OR REPLACE FUNCTION dl_settle_limits(
   p_queue text, p_granted uuid[], p_room jsonb, p_heads uuid[], p_priority int, p_from timestamptz, p_rows int) RETURNS int
 LANGUAGE plpgsql AS $$
@@ -92,8 +92,12 @@ BEGIN
            WHERE job_id = ANY (p_granted) AND status::text = 'running' AND claimed_pid = pg_backend_pid()
            GROUP BY name) begun
    WHERE l.name = begun.name AND l.per_minute IS NOT NULL;
-  full_ones := ARRAY(SELECT name FROM dl_limit_state(asked)
-                      WHERE room = 0 AND (next_at IS NOT NULL OR dl_hold_running(name) >= most));
+  full_ones := ARRAY(
+    SELECT name FROM dl_limit_state(asked)
+     WHERE room = 0 AND (next_at IS NOT NULL OR most <= (
+       SELECT count(DISTINCT (lock_key, claimed_by)) FROM (
+         SELECT lock_key, claimed_by FROM dl_jobs
+          WHERE status = 'running' AND limits IS NOT NULL AND name = ANY (limits) FOR SHARE SKIP LOCKED) held)));
   IF full_ones <> '{}' THEN
     UPDATE dl_jobs SET blocked_on = 'limit:' || (
              SELECT name FROM unnest(limits) WITH ORDINALITY AS its (name, nth) WHERE name = ANY (full_ones)
@@ -115,20 +119,12 @@ BEGIN
 END
 $$;
 
--- Hold the running rows of a limit until the commit, as far as nobody else has them locked; returns how many runs.
-CREATE OR REPLACE FUNCTION dl_hold_running(p_name text) RETURNS int LANGUAGE sql AS $$
-  SELECT count(DISTINCT (lock_key, claimed_by))::int FROM (
-    SELECT lock_key, claimed_by FROM dl_jobs
-     WHERE status = 'running' AND limits IS NOT NULL AND p_name = ANY (limits) FOR SHARE SKIP LOCKED) held
-$$;
-
 -- In every queue with parked rows of these limits make as many rows ready as there is room for, and notify; where only a
 -- token is missing, give the first row its time. Idempotent.
 CREATE OR REPLACE FUNCTION dl_let_in(p_names text[]) RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
-  of_limit record;
-  its_queue text;
+  of_limit record;  -- and of a queue
   free int;
   first tid[];  -- a variable: the scan would call the function for each row
 BEGIN
@@ -137,53 +133,47 @@ BEGIN
     RETURN;
   END IF;
   FOR of_limit IN
-    SELECT s.* FROM {schema}.dl_limit_state(ARRAY(
-      SELECT DISTINCT name FROM unnest(p_names) name
-       WHERE EXISTS (SELECT FROM {schema}.dl_jobs
-                      WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on = 'limit:' || name))) s
-     WHERE most IS NULL OR running < most
+    WITH RECURSIVE parked (name, queue) AS (
+      SELECT DISTINCT name, (SELECT queue FROM {schema}.dl_jobs
+                              WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on = 'limit:' || name
+                              ORDER BY status, blocked_on, queue LIMIT 1)
+        FROM unnest(p_names) name
+      UNION ALL
+      SELECT name, (SELECT queue FROM {schema}.dl_jobs
+                     WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on = 'limit:' || name AND queue > parked.queue
+                     ORDER BY status, blocked_on, queue LIMIT 1)
+        FROM parked WHERE queue IS NOT NULL)
+    SELECT s.*, queue
+      FROM {schema}.dl_limit_state(ARRAY(SELECT DISTINCT name FROM parked WHERE queue IS NOT NULL)) s JOIN parked USING (name)
+     WHERE queue IS NOT NULL AND (most IS NULL OR running < most)
   LOOP
-    FOR its_queue IN
-      WITH RECURSIVE place (queue) AS (
-        (SELECT queue FROM {schema}.dl_jobs
-          WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on = 'limit:' || of_limit.name
-          ORDER BY status, blocked_on, queue LIMIT 1)
-        UNION ALL
-        SELECT (SELECT queue FROM {schema}.dl_jobs
-                 WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on = 'limit:' || of_limit.name
-                   AND queue > place.queue
-                 ORDER BY status, blocked_on, queue LIMIT 1)
-          FROM place WHERE queue IS NOT NULL)
-      SELECT queue FROM place WHERE queue IS NOT NULL
-    LOOP
-      first := NULL;
-      IF of_limit.room > 0 THEN
-        -- Of the queue's first 100 ready rows with limits as many should have this one as there is room for.
-        free := of_limit.room - (
-          SELECT count(*) FROM (
-            SELECT limits FROM {schema}.dl_jobs
-             WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on IS NULL AND queue = its_queue
-             ORDER BY status, blocked_on, queue, priority, coalesce(turn_at, created_at) LIMIT 100) near
-           WHERE of_limit.name = ANY (limits));
-        IF free > 0 THEN
-          first := {schema}.dl_next_of_limit(of_limit.name, its_queue, free);
-        END IF;
-        UPDATE {schema}.dl_jobs SET blocked_on = NULL WHERE ctid = ANY (first);
-      ELSE
-        IF NOT EXISTS (  -- one that is due by then takes the token
-          SELECT FROM (SELECT limits FROM {schema}.dl_jobs
-                        WHERE queue = its_queue AND status = 'queued' AND blocked_on = 'time'
-                          AND available_at <= of_limit.next_at
-                        ORDER BY queue, available_at, priority, created_at LIMIT 100) near WHERE of_limit.name = ANY (limits)) THEN
-          first := {schema}.dl_next_of_limit(of_limit.name, its_queue, 1);
-        END IF;
-        UPDATE {schema}.dl_jobs SET blocked_on = 'time', available_at = of_limit.next_at, backoffs = 0
-         WHERE ctid = ANY (first);
+    first := NULL;
+    IF of_limit.room > 0 THEN
+      -- Of the queue's first 100 ready rows with limits as many should have this one as there is room for.
+      free := of_limit.room - (
+        SELECT count(*) FROM (
+          SELECT limits FROM {schema}.dl_jobs
+           WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on IS NULL AND queue = of_limit.queue
+           ORDER BY status, blocked_on, queue, priority, coalesce(turn_at, created_at) LIMIT 100) near
+         WHERE of_limit.name = ANY (limits));
+      IF free > 0 THEN
+        first := {schema}.dl_next_of_limit(of_limit.name, of_limit.queue, free);
       END IF;
-      IF FOUND THEN
-        PERFORM pg_notify('dl_jobs', its_queue);
+      UPDATE {schema}.dl_jobs SET blocked_on = NULL WHERE ctid = ANY (first);
+    ELSE
+      IF NOT EXISTS (  -- one that is due by then takes the token
+        SELECT FROM (SELECT limits FROM {schema}.dl_jobs
+                      WHERE queue = of_limit.queue AND status = 'queued' AND blocked_on = 'time'
+                        AND available_at <= of_limit.next_at
+                      ORDER BY queue, available_at, priority, created_at LIMIT 100) near WHERE of_limit.name = ANY (limits)) THEN
+        first := {schema}.dl_next_of_limit(of_limit.name, of_limit.queue, 1);
       END IF;
-    END LOOP;
+      UPDATE {schema}.dl_jobs SET blocked_on = 'time', available_at = of_limit.next_at, backoffs = 0
+       WHERE ctid = ANY (first);
+    END IF;
+    IF FOUND THEN
+      PERFORM pg_notify('dl_jobs', of_limit.queue);
+    END IF;
   END LOOP;
 END
 $$;
@@ -210,15 +200,16 @@ $$;
 -- dl_let_in for all limits with parked rows: the reaper, for steps that nothing else saw.
 CREATE OR REPLACE FUNCTION dl_let_in_all() RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+  reason text := '';
 BEGIN
-  PERFORM dl_let_in(ARRAY(
-    WITH RECURSIVE place (reason) AS (
-      (SELECT blocked_on FROM dl_jobs WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on IS NOT NULL
-        ORDER BY status, blocked_on LIMIT 1)
-      UNION ALL
-      SELECT (SELECT blocked_on FROM dl_jobs WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on > place.reason
-               ORDER BY status, blocked_on LIMIT 1)
-        FROM place WHERE reason IS NOT NULL)
-    SELECT substr(reason, 7) FROM place WHERE left(reason, 6) = 'limit:'));
+  LOOP
+    SELECT blocked_on INTO reason FROM dl_jobs WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on > reason
+     ORDER BY status, blocked_on LIMIT 1;
+    EXIT WHEN NOT FOUND;
+    IF left(reason, 6) = 'limit:' THEN
+      PERFORM dl_let_in(ARRAY[substr(reason, 7)]);
+    END IF;
+  END LOOP;
 END
 $$;

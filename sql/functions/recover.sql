@@ -206,6 +206,7 @@ RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
   held record;
   key_hash int;
+  has_lock boolean;
   has_all boolean := true;
 BEGIN
   SELECT array_agg(hashtext(lock_key)) AS key_hashes, max(claimed_pid) AS pid, max(claimed_backend_start) AS backend_start
@@ -219,20 +220,17 @@ BEGIN
   -- The server may not have noticed that our old session is gone.
   PERFORM dl_end_session(held.pid, held.backend_start);
   FOR key_hash IN SELECT DISTINCT unnest(held.key_hashes) LOOP
-    IF NOT pg_try_advisory_lock(key_hash) THEN
-      IF NOT dl_session_has_key(held.pid, held.backend_start, key_hash) THEN
-        PERFORM pg_advisory_unlock_all();
-        RETURN false;
-      END IF;
-      has_all := NULL;
-    ELSIF EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = key_hash
-                     AND lease_expires_at > now() AND job_id <> ALL (p_job_id)) THEN
-      PERFORM pg_advisory_unlock_all();
-      RETURN false;
-    END IF;
+    has_lock := pg_try_advisory_lock(key_hash);
+    has_all := has_all AND CASE
+      WHEN has_lock THEN NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = key_hash
+                                        AND lease_expires_at > now() AND job_id <> ALL (p_job_id))
+      ELSE nullif(dl_session_has_key(held.pid, held.backend_start, key_hash), true) END;
   END LOOP;
-  IF has_all IS NULL THEN
+  IF has_all IS NOT TRUE THEN
     PERFORM pg_advisory_unlock_all();
+  END IF;
+  IF NOT has_all THEN
+    RETURN false;
   END IF;
   UPDATE dl_jobs SET heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => lease_ttl_sec),
          claimed_pid = CASE WHEN has_all THEN pg_backend_pid() ELSE claimed_pid END,

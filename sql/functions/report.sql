@@ -53,8 +53,7 @@ $$;
 -- journal is numbered anew (then the sums go on behind its rows). Called by the reaper each round.
 --
 -- Rows become visible in the order of commits. So it goes up to the first missing number, and past it when the row behind is
--- ten seconds old, or from the future. A run's time is from its 'picked' to its end. The buckets' bounds are
--- stats.BUCKETS_SEC. Durations and needs are of the last 200 runs of a task, processors of runs of a second or longer; a
+-- ten seconds old, or from the future. A run's time is from its 'picked' to its end. Durations and needs are of the last 200 runs of a task, processors of runs of a second or longer; a
 -- task with too long a name counts as ''. A run is in the span of five minutes in which it ended, or for `waiting` started;
 -- a job waits from when it might have started. Rows older than 90 days or of the future are in no span.
 CREATE OR REPLACE FUNCTION dl_roll(p_limit int) RETURNS int
@@ -64,6 +63,7 @@ DECLARE
   upto bigint;
   journal_end bigint := dl_journal_end();
   rolled int;
+  bounds CONSTANT float8[] := '{0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400, 86400, Infinity}';  -- stats.BUCKETS_SEC
   most CONSTANT bigint := 1e15;  -- the bound of the sums' checks: a row of a stranger may be there
 BEGIN
   PERFORM set_config('synchronous_commit', 'off', true);
@@ -104,19 +104,10 @@ BEGIN
       LEFT JOIN dl_jobs j USING (job_id)),
   totals AS (
     INSERT INTO dl_totals AS t (queue, task, kind, count, seconds, buckets)
-    SELECT queue, task, step, count(*), coalesce(sum(greatest(seconds, 0)), 0), ARRAY[
-             count(*) FILTER (WHERE seconds <= 0.1),
-             count(*) FILTER (WHERE seconds > 0.1 AND seconds <= 0.5),
-             count(*) FILTER (WHERE seconds > 0.5 AND seconds <= 1),
-             count(*) FILTER (WHERE seconds > 1 AND seconds <= 5),
-             count(*) FILTER (WHERE seconds > 5 AND seconds <= 15),
-             count(*) FILTER (WHERE seconds > 15 AND seconds <= 60),
-             count(*) FILTER (WHERE seconds > 60 AND seconds <= 300),
-             count(*) FILTER (WHERE seconds > 300 AND seconds <= 900),
-             count(*) FILTER (WHERE seconds > 900 AND seconds <= 3600),
-             count(*) FILTER (WHERE seconds > 3600 AND seconds <= 14400),
-             count(*) FILTER (WHERE seconds > 14400 AND seconds <= 86400),
-             count(*) FILTER (WHERE seconds > 86400)]
+    SELECT queue, task, step, count(*), coalesce(sum(greatest(seconds, 0)), 0), ARRAY(
+             SELECT count(run) FROM unnest(bounds) WITH ORDINALITY AS bucket (bound, nth)
+               LEFT JOIN unnest(array_agg(seconds)) run ON run <= bound AND (nth = 1 OR run > bounds[nth - 1])
+              GROUP BY nth ORDER BY nth)
       FROM steps GROUP BY queue, task, step
     ON CONFLICT (queue, task, kind) DO UPDATE SET
        count = least(t.count + excluded.count, most), seconds = least(t.seconds + excluded.seconds, 1e300),
@@ -201,33 +192,30 @@ ON CONFLICT (task, minutes, at, queue, figure) DO UPDATE SET
                   GROUP BY slot) merged)
 
 -- Make spans of five minutes older than three hours those of an hour, up to p_limit, and delete up to p_limit of before 90
--- days; returns how many. One statement moves a row, so it counts once. Locked rows wait for a later call.
+-- days; returns how many. Locked rows wait for a later call.
 CREATE OR REPLACE FUNCTION dl_fold_spans(p_limit int) RETURNS int
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
-  folded int;
+  span dl_spans;
+  folded int := 0;
   most CONSTANT bigint := 1e15;  -- as in dl_roll
   dropped int;
 BEGIN
   PERFORM set_config('synchronous_commit', 'off', true);
-  WITH old AS MATERIALIZED (
-    SELECT ctid AS place FROM dl_spans WHERE minutes = 5 AND at < date_bin('1 h', now(), '2000-01-01 00:00+00') - interval '3 h'
-     ORDER BY minutes, at LIMIT p_limit FOR UPDATE SKIP LOCKED),
-  gone AS (DELETE FROM dl_spans WHERE ctid = ANY (ARRAY(SELECT place FROM old)) RETURNING *),
-  in_slots AS (
-    SELECT task, queue, date_bin('1 h', at, '2000-01-01 00:00+00') AS span, figure, slot, least(sum(n), 2000000000)::int AS n
-      FROM gone CROSS JOIN LATERAL unnest(gone.slots, gone.counts) AS of_span (slot, n) GROUP BY 1, 2, 3, 4, 5),
-  sums AS (
-    SELECT task, queue, date_bin('1 h', at, '2000-01-01 00:00+00') AS span, figure, least(sum(gone.count), most) AS count,
-           least(sum(total), 1e300) AS total, max(largest) AS largest FROM gone GROUP BY 1, 2, 3, 4),
-  hours AS (
+  FOR span IN
+    WITH gone AS (
+      DELETE FROM dl_spans WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM dl_spans WHERE minutes = 5 AND at < date_bin('1 h', now(), '2000-01-01 00:00+00') - interval '3 h'
+         ORDER BY minutes, at LIMIT p_limit FOR UPDATE SKIP LOCKED))
+      RETURNING *)
+    SELECT * FROM gone ORDER BY task, at, queue, figure
+  LOOP
     INSERT INTO dl_spans AS s (task, queue, minutes, at, figure, count, total, largest, slots, counts)
-    SELECT task, queue, 60, span, figure, sums.count, total, largest,
-           array_agg(slot ORDER BY slot), array_agg(n ORDER BY slot)
-      FROM sums JOIN in_slots USING (task, queue, span, figure)
-     GROUP BY task, queue, span, figure, sums.count, total, largest ORDER BY task, span, queue, figure
-    {add_to_span})
-  SELECT count(*) INTO folded FROM gone;
+    VALUES (span.task, span.queue, 60, date_bin('1 h', span.at, '2000-01-01 00:00+00'), span.figure, span.count, span.total,
+            span.largest, span.slots, span.counts)
+    {add_to_span};
+    folded := folded + 1;
+  END LOOP;
   DELETE FROM dl_spans WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM dl_spans WHERE minutes = 60 AND at < now() - interval '90 days'
      ORDER BY minutes, at LIMIT p_limit FOR UPDATE SKIP LOCKED));

@@ -218,6 +218,7 @@ $$;
 CREATE OR REPLACE FUNCTION dl_jobs_gone() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+  its_table text;
   key_hashes int[];
   of_limits text[];
 BEGIN
@@ -225,18 +226,14 @@ BEGIN
   IF (SELECT true FROM gone LIMIT 1) IS NULL THEN  -- a look of retention that has found nothing
     RETURN NULL;
   END IF;
-  EXECUTE $q$DELETE FROM {schema}.dl_job_events WHERE job_id IN (SELECT job_id FROM gone)$q$;
-  EXECUTE $q$DELETE FROM {schema}.dl_results WHERE job_id IN (SELECT job_id FROM gone)$q$;
-  EXECUTE $q$DELETE FROM {schema}.dl_waiting WHERE job_id IN (SELECT job_id FROM gone)$q$;
-  EXECUTE $q$DELETE FROM {schema}.dl_parents WHERE job_id IN (SELECT job_id FROM gone)$q$;
+  FOREACH its_table IN ARRAY
+    '{dl_job_events, dl_results, dl_waiting, dl_parents, dl_checkpoints, dl_job_logs, dl_messages}'::text[]
+  LOOP
+    EXECUTE format('DELETE FROM %I.%I WHERE job_id IN (SELECT job_id FROM gone)', {schema_name}, its_table);
+  END LOOP;
+  EXECUTE $q$UPDATE {schema}.dl_partitions p SET last_status = gone.status::text FROM gone WHERE p.job_id = gone.job_id$q$;
   IF (SELECT true FROM {schema}.dl_waiting LIMIT 1) THEN
     PERFORM {schema}.dl_resolve(ARRAY(SELECT job_id FROM gone));
-  END IF;
-  EXECUTE $q$DELETE FROM {schema}.dl_checkpoints WHERE job_id IN (SELECT job_id FROM gone)$q$;
-  EXECUTE $q$UPDATE {schema}.dl_partitions p SET last_status = gone.status::text FROM gone WHERE p.job_id = gone.job_id$q$;
-  EXECUTE $q$DELETE FROM {schema}.dl_job_logs WHERE job_id IN (SELECT job_id FROM gone)$q$;
-  IF (SELECT true FROM gone WHERE task = 'alert.webhook' LIMIT 1) THEN
-    EXECUTE $q$DELETE FROM {schema}.dl_messages WHERE job_id IN (SELECT job_id FROM gone)$q$;
   END IF;
   key_hashes := ARRAY(SELECT DISTINCT hashtext(lock_key) FROM gone
                        WHERE status = 'running' OR status = 'queued' AND blocked_on IS NULL

@@ -1,7 +1,5 @@
--- ready <-> blocked_on: what makes a queued row wait, and ready again. Words and spellings: claim.sql.
--- 'time'   a later available_at, or a put-off key: dl_wake
--- 'key'    a running row has the key, or in an ordered queue one before it waits or is dead: dl_park, dl_unpark
--- 'parent' jobs have to end before: parents.sql
+-- ready <-> blocked_on: what makes a queued row wait, and ready again. Words and spellings: claim.sql. In an ordered queue a
+-- row is also parked ('key') behind one before it that waits or is dead. 'time' is also that of a key that was put off.
 
 -- Park the ready rows of busy keys among the queue's first p_rows, and p_holders of an ordered queue; returns their number.
 -- It holds each running row FOR SHARE: a later end waits for this commit, and then finds the parked rows. Waits for no lock,
@@ -247,18 +245,17 @@ $$;
 CREATE OR REPLACE FUNCTION dl_wake_all(p_limit int) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
   woken int := 0;
-  its_queue text;
+  its_queue text := '';
 BEGIN
-  SELECT queue INTO its_queue FROM dl_jobs WHERE status = 'queued' AND blocked_on = 'time'
-   ORDER BY queue, available_at, priority, created_at LIMIT 1;
-  WHILE its_queue IS NOT NULL LOOP
+  LOOP
+    SELECT queue INTO its_queue FROM dl_jobs WHERE status = 'queued' AND blocked_on = 'time' AND queue > its_queue
+     ORDER BY queue, available_at, priority, created_at LIMIT 1;
+    EXIT WHEN NOT FOUND;
     BEGIN
       woken := woken + dl_wake(its_queue, p_limit);
     EXCEPTION WHEN data_exception OR integrity_constraint_violation OR program_limit_exceeded OR raise_exception THEN
       RAISE WARNING 'the jobs of the queue % cannot be woken: %', its_queue, SQLERRM;  -- its workers set that job aside
     END;
-    SELECT queue INTO its_queue FROM dl_jobs WHERE status = 'queued' AND blocked_on = 'time' AND queue > its_queue
-     ORDER BY queue, available_at, priority, created_at LIMIT 1;
   END LOOP;
   RETURN woken;
 END

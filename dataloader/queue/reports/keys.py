@@ -53,21 +53,21 @@ def key(conn: Conn, queue: str, lock_key: str, limit: int = 50, after: str | Non
     with conn.transaction():
         _check(conn, queue)
         (count,) = _SQL.rows(conn, "length", **of, most=COUNTED)
-        payloads = _payloads(conn, of, limit, after)
-        first = _payloads(conn, of, 1, None) if after else payloads
-        dead = _SQL.rows(conn, "dead", **of, limit=others)
+        payloads = _jobs(conn, of, ["queued"], limit, after)
+        first = _jobs(conn, of, ["queued"], 1) if after else payloads
+        dead = _jobs(conn, of, ["failed", "lost"], others).rows
     running = stats.jobs(conn, stats.Wanted(lock_key=lock_key, status="running"), others).jobs
     head = next(iter(first.rows), None)
     if head:
         head = head | {"waiting_for": lifecycle.reasons(conn, [head["job_id"]]).get(head["job_id"])}
-    return Key(payloads, count["count"], count["count"] < COUNTED, head, running, [_read(row) for row in dead])
+    return Key(payloads, count["count"], count["count"] < COUNTED, head, running, dead)
 
 
-def _payloads(conn: Conn, of: Row, limit: int, after: str | None) -> Page:
+def _jobs(conn: Conn, of: Row, statuses: list[str], limit: int, after: str | None = None) -> Page:
     score, created_at, job_id = cursor.parts(after, 3) if after else _FIRST
     behind = {"score": score, "created_at": created_at, "job_id": job_id}
     try:
-        rows = _SQL.rows(conn, "payloads", **of, **behind, limit=limit + 1)
+        rows = _SQL.rows(conn, "jobs", **of, **behind, statuses=statuses, limit=limit + 1)
     except psycopg.DataError:  # a place that no job can have
         raise cursor.WrongCursor from None
     following = cursor.at(rows[limit - 1]["place"]) if len(rows) > limit else None

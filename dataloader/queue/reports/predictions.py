@@ -180,8 +180,8 @@ def note(conn: Conn, after: str) -> Noted | None:
     """
     with conn.transaction():
         db.give_up_after(conn, 1.0, lock_sec=0.1)  # the reaper has one session for this and for leases
-        if not _SQL.value(conn, "may_predict", lock=LOCK):
-            return None
+        if db.call(conn, "pg_try_advisory_xact_lock", LOCK) == [(False,)]:
+            return None  # one reaper at a time
         if not after:
             _SQL.do(conn, "compare")
         queue = next((row["queue"] for row in _SQL.rows(conn, "queues") if row["queue"] > after), None)

@@ -51,7 +51,8 @@ def fold(conn: Conn) -> int:
     """Called by the reaper: make old spans those of an hour, delete older ones; FOLDED: there may be more."""
     with conn.transaction():
         db.give_up_after(conn, FOLDING_SEC)
-        return _SQL.value(conn, "fold", limit=FOLDED) or 0
+        ((folded,),) = db.call(conn, "dl_fold_spans", FOLDED)
+        return int(folded)
 
 
 def task_runs(conn: Conn, task: str, range_: str = USUAL) -> Row:

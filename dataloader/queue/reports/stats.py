@@ -328,7 +328,8 @@ def aggregate(conn: Conn) -> int:
     """Add new rows of the journal to the sums; how many, at most AGGREGATED, or ANEW. Raises rather than wait."""
     with conn.transaction():
         db.give_up_after(conn, AGGREGATING_SEC, BRIEFLY_SEC[1])
-        return _SQL.value(conn, "aggregate", limit=AGGREGATED) or 0
+        ((rolled,),) = db.call(conn, "dl_roll", AGGREGATED)
+        return int(rolled)
 
 
 def job(conn: Conn, job_id: UUID) -> Row | None:

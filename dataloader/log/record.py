@@ -81,8 +81,9 @@ def as_json(event: Event) -> bytes:
 
 
 def as_texts(event: Event, colors: bool, zone: tzinfo = UTC) -> list[bytes]:
-    """The event for people, with its time in `zone`, in pieces of at most CAP bytes: a line, and texts of several lines
-    below it, indented. The indent keeps a text from looking like a line of the log. A long exception is whole.
+    """The event for people, with its time in `zone`: a line, and texts of several lines below it, indented.
+
+    The indent keeps a text from looking like a line of the log. A long exception is whole, each line of it cut to CAP.
     """
     import structlog  # not at the top: it imports rich
 
@@ -103,13 +104,8 @@ def as_texts(event: Event, colors: bool, zone: tzinfo = UTC) -> list[bytes]:
         below.insert(0, _visible(_fitted(_text(exception), WINDOW)))
     lines = [structlog.dev.ConsoleRenderer(colors=colors)(None, "", shown)]
     lines += [f"    {line}" for text in below for line in str(text).strip("\n").split("\n")]
-    pieces = [b""]
-    for line in lines:
-        data = line.encode("utf-8", "replace")[: CAP - 1].decode("utf-8", "ignore").encode() + b"\n"
-        if len(pieces[-1]) + len(data) > CAP:
-            pieces.append(b"")
-        pieces[-1] += data
-    return pieces
+    cut = (line.encode("utf-8", "replace")[: CAP - 1].decode("utf-8", "ignore") for line in lines)
+    return [f"{line}\n".encode() for line in cut]
 
 
 def as_lines(event: Event, known: frozenset[str] = frozenset()) -> str:
@@ -152,11 +148,7 @@ def _plain(value: Any, room: _Room) -> Any:
     if value is None or kind is bool:
         return value
     if isinstance(value, int):
-        if -_INT64 < value < _INT64:
-            return int(value)
-        # Python converts at most 4,300 digits to text.
-        bits = value.bit_length()
-        return _fitted(str(value), room.text) if bits < 4_000 else f"integer of {bits} bits"
+        return int(value) if -_INT64 < value < _INT64 else _fitted(_text(value), room.text)
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(float(value))
     if not isinstance(value, Mapping | list | tuple | set | frozenset):

@@ -99,18 +99,24 @@ class File:
     def write(self, lines: Sequence[bytes]) -> int:
         """Append these lines in one piece; the number of lines written, 0 without the lock.
 
-        Raises OSError if there is room for none.
+        Raises OSError if there is room for none, and where the file system has no locks.
         """
         data = b"".join(lines)
         while True:
             fd = self._open()
             try:  # closing the file unlocks it
-                is_locked = _locked(fd)
-                if is_locked is False:
+                if not _locked(fd):
                     return 0
-                size = os.fstat(fd).st_size
-                if not self._was_renamed(fd) and not self._rotated(fd, len(data)):
-                    return _append(fd, data, size if is_locked else None)
+                status = os.fstat(fd)
+                if self._was_renamed(status) or self._rotated(status, len(data)):
+                    continue
+                written = os.write(fd, data)
+                whole = data.rfind(b"\n", 0, written) + 1
+                if whole < written:
+                    os.ftruncate(fd, status.st_size + whole)
+                if not whole:
+                    raise OSError(errno.ENOSPC, "no room for a line")
+                return data.count(b"\n", 0, whole)
             finally:
                 os.close(fd)
 
@@ -122,14 +128,13 @@ class File:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
             return os.open(self._path, flags, 0o640)
 
-    def _was_renamed(self, fd: int) -> bool:
+    def _was_renamed(self, status: os.stat_result) -> bool:
         try:
-            return not os.path.samestat(os.stat(self._path), os.fstat(fd))
+            return not os.path.samestat(os.stat(self._path), status)
         except FileNotFoundError:
             return True
 
-    def _rotated(self, fd: int, more: int) -> bool:
-        status = os.fstat(fd)
+    def _rotated(self, status: os.stat_result, more: int) -> bool:
         if not status.st_size or not self._rule(status, more):
             return False
         name = f"{self._path.stem}.{datetime.now(UTC):%Y%m%dT%H%M%S.%f}Z{self._path.suffix}"
@@ -144,31 +149,15 @@ class File:
         time.sleep(min(max(seconds, 0), _LOCK_PAUSE_SEC))
 
 
-def _locked(fd: int) -> bool | None:
-    """Whether this process has the file's lock; None: the file system has no locks."""
+def _locked(fd: int) -> bool:
+    """Whether this process has the file's lock."""
     for _ in range(_LOCK_TRIES):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
             time.sleep(_LOCK_PAUSE_SEC)
-        except OSError:
-            return None
     return False
-
-
-def _append(fd: int, data: bytes, size: int | None) -> int:
-    """Append whole lines; the number written. Raises OSError if it is 0.
-
-    `size` is the size of the file, so that a part of a line can be cut off; None: others may append at the same time.
-    """
-    written = os.write(fd, data)
-    whole = data.rfind(b"\n", 0, written) + 1
-    if whole < written and size is not None:
-        os.ftruncate(fd, size + whole)
-    if not whole:
-        raise OSError(errno.ENOSPC, "no room for a line")
-    return data.count(b"\n", 0, whole)
 
 
 def rule(text: str, zone: tzinfo) -> Rule:

@@ -1,7 +1,6 @@
 """log: one valid line per event, whatever its fields hold; no secrets; no caller waits; lost lines are counted."""
 
 import base64
-import errno
 import fcntl
 import json
 import logging
@@ -621,32 +620,15 @@ def room(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-@pytest.fixture
-def line_file(tmp_path: Path) -> tuple[Path, sinks.File]:
-    """A log file with a line, and its sink."""
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "app.log"
     path.write_text("first\n")
-    return path, sinks.File(path, sinks.rule("1 MB", ZONE))
-
-
-def test_a_full_disk_leaves_whole_lines(line_file: tuple[Path, sinks.File]) -> None:
-    path, file = line_file
+    file = sinks.File(path, sinks.rule("1 MB", ZONE))
     with room(20):
         assert file.write([b"second\n", b"is too long\n"]) == 1
         with pytest.raises(OSError, match="no room for a line"):
             file.write([b"is too long\n"])
     assert path.read_text() == "first\nsecond\n"
-
-
-def test_without_locks_nothing_is_cut_off_on_a_full_disk(
-    line_file: tuple[Path, sinks.File], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Others may append at that moment."""
-    path, file = line_file
-    monkeypatch.setattr(fcntl, "flock", lambda fd, how: (_ for _ in ()).throw(OSError(errno.ENOLCK, "no locks")))
-    with room(20):
-        assert file.write([b"second\n", b"is too long\n"]) == 1
-    assert path.read_text() == "first\nsecond\nis too "
 
 
 def test_the_documentation_names_every_event() -> None:

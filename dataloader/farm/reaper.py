@@ -14,7 +14,6 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -112,21 +111,6 @@ class Uptime:
         return got - self._back
 
 
-@dataclass
-class Memory:
-    """The reaper's notes from round to round."""
-
-    note_at: float = 0.0  # the next count of the queues
-    lag_sec: float = 0.0
-    held: tuple[Any, ...] | None = None  # the session that holds back vacuum
-    held_again_at: float = 0.0
-    predict_at: float = 0.0
-    predicted: str = ""  # the last queue that has its predictions
-    stranded_after: int | None = None  # the last parked key that was checked
-    waiting_after: UUID | None = None
-    log_days_at: float = 0.0
-
-
 class Reaper:
     """The reaper's rounds: a table of duties, each done by itself, so that none keeps the others from their turn."""
 
@@ -140,20 +124,24 @@ class Reaper:
         self._is_known = False
         self._uptime = Uptime()
         self._schedules = Schedules(settings, log)
-        memory = Memory()
-        patience_sec = PATIENCE_SEC + settings.pg_connect_timeout
-        period_sec, days = settings.dl_reaper_period_sec, settings.dl_retention_days
+        self._watch = Watch(log, settings.dl_reaper_period_sec)
+        self._patience_sec = PATIENCE_SEC + settings.pg_connect_timeout
+        self._stranded_after: int | None = None  # the last parked key that was checked
+        self._waiting_after: UUID | None = None
+        self._predict_at = 0.0
+        self._predicted = ""  # the last queue that has its predictions
+        self._log_days_at = 0.0
         # Each with the share of a round after which it begins no other piece; an order to stop ends it as early.
         self._duties: tuple[tuple[str, Duty, float], ...] = (
-            ("reap", lambda conn, may_go_on: reap(conn, log, self._uptime, patience_sec, may_go_on), 1),
-            ("unpark", lambda conn, _: unpark(conn, memory), 1),
+            ("reap", self._reap, 1),
+            ("unpark", self._unpark, 1),
             ("let_in", lambda conn, _: lifecycle.let_in(conn), 1),
-            ("cleanups", lambda conn, _: clean_up(conn, log), 1),
-            ("roll", lambda conn, may_go_on: aggregate(conn, log, may_go_on), 0.3),
-            ("watch", lambda conn, _: watch(conn, log, memory, period_sec), 1),
-            ("predict", lambda conn, may_go_on: predict(conn, log, memory, may_go_on), 0.2),
+            ("cleanups", self._clean_up, 1),
+            ("roll", self._aggregate, 0.3),
+            ("watch", self._watch.check, 1),
+            ("predict", self._predict, 0.2),
             ("alerts", self._publish_alerts, 1),
-            ("log_days", lambda conn, _: keep_log_days(conn, log, memory, days), 1),
+            ("log_days", self._keep_log_days, 1),
             ("prune", self._prune, 0.8),
         )
 
@@ -206,6 +194,76 @@ class Reaper:
             self._is_known = True
             self._log.info("reaper.started")
             notify_ready()
+
+    # --- the duties ---
+
+    def _reap(self, conn: db.Connection, may_go_on: Callable[[], bool]) -> None:
+        """Recover every expired lease in a transaction of its own, then wake all due rows."""
+        uptime, log, patience_sec = self._uptime, self._log, self._patience_sec
+        sent = now()
+        clock = lifecycle.clock(conn)
+        up_sec = uptime.answered(sent, now(), *clock)
+        was_patient, uptime.is_patient = uptime.is_patient, up_sec < patience_sec
+        if uptime.is_patient and not was_patient:
+            log.warning("reaper.patient", patience_sec=patience_sec)
+        if uptime.jump_sec:
+            log.warning("reaper.clock.jumped", forwards_sec=round(uptime.jump_sec, 1))
+        recovered: Counter[str] = Counter()
+        while job := lifecycle.reap(conn, up_sec, patience_sec):
+            recovered[str(job.status)] += 1
+            logs.metric("job.run", job_id=str(job.job_id), outcome="expired", status=job.status)
+            log.warning("reaper.job.taken", job_id=str(job.job_id), status=job.status)
+            if not may_go_on():
+                break
+        if recovered:
+            log.warning("reaper.requeued", count=recovered.total(), **recovered)
+        while lifecycle.wake(conn, WAKE_BATCH) >= WAKE_BATCH and may_go_on():
+            pass
+
+    def _unpark(self, conn: db.Connection, _: object) -> None:
+        """Free parked and waiting rows that missed their wake-up, some in each round."""
+        self._stranded_after = lifecycle.unpark_stranded(conn, self._stranded_after, STRANDED_BATCH)
+        self._waiting_after = lifecycle.resolve_stranded(conn, self._waiting_after, STRANDED_BATCH)
+
+    def _clean_up(self, conn: db.Connection, _: object) -> None:
+        """Add a job for each canceled one that has left something behind elsewhere."""
+        for job_id in cleanups.due(conn):
+            log = self._log.bind(canceled=str(job_id))
+            with going_on(conn, log, "reaper.cleanup.failed"):
+                if cleanup := cleanups.add(conn, job_id):
+                    log.info("reaper.cleanup.added", job_id=str(cleanup))
+        cleanups.forget(conn)
+
+    def _aggregate(self, conn: db.Connection, may_go_on: Callable[[], bool]) -> None:
+        """Aggregate new rows of the journal; the next round goes on with the rest."""
+        while (rolled := stats.aggregate(conn)) >= stats.AGGREGATED and may_go_on():
+            pass
+        while runs.fold(conn) >= runs.FOLDED and may_go_on():
+            pass
+        if rolled == stats.ANEW:
+            self._log.warning("reaper.roll.anew", why="the sequence of dl_job_events has been set back")
+
+    def _predict(self, conn: db.Connection, may_go_on: Callable[[], bool]) -> None:
+        """Note when jobs will end, queue by queue, all queues once in PREDICT_SEC."""
+        while self._predict_at <= now() and may_go_on():
+            after = self._predicted
+            self._predicted, self._predict_at = "", now() + PREDICT_SEC  # behind the last queue, and after a failure
+            if (noted := predictions.note(conn, after)) is None:
+                return
+            self._predicted, self._predict_at = noted.queue, 0.0
+            if noted.late:
+                self._log.warning("reaper.deadlines.at_risk", queue=noted.queue, jobs=noted.late)
+            if noted.error:
+                self._log.warning("reaper.predict.failed", queue=noted.queue, error=noted.error)
+
+    def _keep_log_days(self, conn: db.Connection, _: object) -> None:
+        """Make the next days' partitions of the logs of jobs, and drop those older than DL_RETENTION_DAYS."""
+        if now() < self._log_days_at:
+            return
+        self._log_days_at = now() + LOG_DAYS_AGAIN_SEC
+        if changed := logs_of_jobs.keep_days(conn, self._settings.dl_retention_days):
+            self._log.info("reaper.log_days", changed=changed)
+        self._log_days_at = now() + LOG_DAYS_SEC
 
     def _publish_alerts(self, conn: db.Connection, _: object) -> None:
         if published := webhooks.publish(conn, self._settings):
@@ -279,6 +337,39 @@ class Schedules:
         return bool(made or bunch)
 
 
+class Watch:
+    """Counts the queues for pages and metrics, and names the session that holds back vacuum while it slows claims."""
+
+    def __init__(self, log: Log, period_sec: float) -> None:
+        self._log = log
+        self._period_sec = period_sec
+        self._lag_sec = 0.0
+        self._held: tuple[Any, ...] | None = None  # the session that holds back vacuum
+        self.held_again_at = 0.0  # when it is named again
+        self.note_at = 0.0  # the next count of the queues
+
+    def check(self, conn: db.Connection, _: object) -> None:
+        """One round."""
+        if now() >= self.note_at:
+            began = now()
+            self.note_at = began + NOTE_SELDOM * stats.NOTING_SEC  # after a failure as after the slowest count
+            lag_sec = stats.note_lengths(conn, self._period_sec / 2)
+            self._lag_sec = self._lag_sec if lag_sec is None else lag_sec
+            self.note_at = now() + NOTE_SELDOM * (now() - began)
+        vacuum = stats.vacuum(conn)
+        held = stats.slows_claims(vacuum, self._lag_sec)
+        holder = (held["kind"], held["pid"], held["application"]) if held else None
+        dead = vacuum["jobs_dead_tuples"]
+        if held and (holder != self._held or now() >= self.held_again_at):
+            facts = logs.masked({name: value for name, value in held.items() if name != "xids"})
+            lag_sec = round(self._lag_sec, 1)
+            self._log.warning("reaper.vacuum.held_back", **facts, dead_tuples=dead, lag_sec=lag_sec)
+            self.held_again_at = now() + HELD_AGAIN_SEC
+        elif self._held and not held:
+            self._log.info("reaper.vacuum.released", dead_tuples=dead)
+        self._held = holder
+
+
 @contextmanager
 def going_on(conn: db.Connection, log: Log, event: str, over_limits: bool = True) -> Iterator[None]:
     """Log a failure in this block as `event`; raises where the session is lost or the server does no work.
@@ -291,100 +382,3 @@ def going_on(conn: db.Connection, log: Log, event: str, over_limits: bool = True
         if conn.closed or (db.is_outage(e) and not (over_limits and db.is_limit(e))):
             raise
         log.warning(event, error=str(e).strip() if isinstance(e, psycopg.Error) else repr(e))
-
-
-# --- the duties ---
-
-
-def reap(conn: db.Connection, log: Log, uptime: Uptime, patience_sec: float, may_go_on: Callable[[], bool]) -> None:
-    """One round: recover every expired lease in a transaction of its own, then wake all due rows."""
-    sent = now()
-    clock = lifecycle.clock(conn)
-    up_sec = uptime.answered(sent, now(), *clock)
-    was_patient, uptime.is_patient = uptime.is_patient, up_sec < patience_sec
-    if uptime.is_patient and not was_patient:
-        log.warning("reaper.patient", patience_sec=patience_sec)
-    if uptime.jump_sec:
-        log.warning("reaper.clock.jumped", forwards_sec=round(uptime.jump_sec, 1))
-    taken: Counter[str] = Counter()
-    while job := lifecycle.reap(conn, up_sec, patience_sec):
-        taken[str(job.status)] += 1
-        logs.metric("job.run", job_id=str(job.job_id), outcome="expired", status=job.status)
-        log.warning("reaper.job.taken", job_id=str(job.job_id), status=job.status)
-        if not may_go_on():
-            break
-    if taken:
-        log.warning("reaper.requeued", count=taken.total(), **taken)
-    while lifecycle.wake(conn, WAKE_BATCH) >= WAKE_BATCH and may_go_on():
-        pass
-
-
-def unpark(conn: db.Connection, memory: Memory) -> None:
-    """Free parked and waiting rows that missed their wake-up, some in each round."""
-    memory.stranded_after = lifecycle.unpark_stranded(conn, memory.stranded_after, STRANDED_BATCH)
-    memory.waiting_after = lifecycle.resolve_stranded(conn, memory.waiting_after, STRANDED_BATCH)
-
-
-def clean_up(conn: db.Connection, log: Log) -> None:
-    """Add a job for each canceled one that has left something behind elsewhere."""
-    for job_id in cleanups.due(conn):
-        of_job = log.bind(canceled=str(job_id))
-        with going_on(conn, of_job, "reaper.cleanup.failed"):
-            if cleanup := cleanups.add(conn, job_id):
-                of_job.info("reaper.cleanup.added", job_id=str(cleanup))
-    cleanups.forget(conn)
-
-
-def aggregate(conn: db.Connection, log: Log, may_go_on: Callable[[], bool]) -> None:
-    """Aggregate new rows of the journal; the next round goes on with the rest."""
-    while (rolled := stats.aggregate(conn)) >= stats.AGGREGATED and may_go_on():
-        pass
-    while runs.fold(conn) >= runs.FOLDED and may_go_on():
-        pass
-    if rolled == stats.ANEW:
-        log.warning("reaper.roll.anew", why="the sequence of dl_job_events has been set back")
-
-
-def watch(conn: db.Connection, log: Log, memory: Memory, period_sec: float) -> None:
-    """Count the queues for pages and metrics, and name the session that holds back vacuum while it slows claims."""
-    if now() >= memory.note_at:
-        began = now()
-        memory.note_at = began + NOTE_SELDOM * stats.NOTING_SEC  # after a failure as after the slowest count
-        lag_sec = stats.note_lengths(conn, period_sec / 2)
-        memory.lag_sec = memory.lag_sec if lag_sec is None else lag_sec
-        memory.note_at = now() + NOTE_SELDOM * (now() - began)
-    vacuum = stats.vacuum(conn)
-    held = stats.slows_claims(vacuum, memory.lag_sec)
-    holder = (held["kind"], held["pid"], held["application"]) if held else None
-    if held and (holder != memory.held or now() >= memory.held_again_at):
-        facts = logs.masked({name: value for name, value in held.items() if name != "xids"})
-        dead, lag_sec = vacuum["jobs_dead_tuples"], round(memory.lag_sec, 1)
-        log.warning("reaper.vacuum.held_back", **facts, dead_tuples=dead, lag_sec=lag_sec)
-        memory.held_again_at = now() + HELD_AGAIN_SEC
-    elif memory.held and not held:
-        log.info("reaper.vacuum.released", dead_tuples=vacuum["jobs_dead_tuples"])
-    memory.held = holder
-
-
-def predict(conn: db.Connection, log: Log, memory: Memory, may_go_on: Callable[[], bool]) -> None:
-    """Note when jobs will end, queue by queue, all queues once in PREDICT_SEC."""
-    while memory.predict_at <= now() and may_go_on():
-        after = memory.predicted
-        memory.predicted, memory.predict_at = "", now() + PREDICT_SEC  # behind the last queue, and after a failure
-        if (noted := predictions.note(conn, after)) is None:
-            return
-        memory.predicted, memory.predict_at = noted.queue, 0.0
-        if noted.late:
-            log.warning("reaper.deadlines.at_risk", queue=noted.queue, jobs=noted.late)
-        if noted.error:
-            log.warning("reaper.predict.failed", queue=noted.queue, error=noted.error)
-
-
-def keep_log_days(conn: db.Connection, log: Log, memory: Memory, days: float | None) -> None:
-    """Make the next days' partitions of the logs of jobs, and drop those older than so many days; None: drop none."""
-    if now() < memory.log_days_at:
-        return
-    memory.log_days_at = now() + LOG_DAYS_AGAIN_SEC
-    if changed := logs_of_jobs.keep_days(conn, days):
-        log.info("reaper.log_days", changed=changed)
-    memory.log_days_at = now() + LOG_DAYS_SEC

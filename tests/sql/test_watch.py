@@ -21,10 +21,10 @@ from dataloader.queue.reports import stats
 LOG = structlog.get_logger("reaper")
 
 
-def watched(conn: Conn, memory: reaper.Memory) -> list[Any]:
+def watched(conn: Conn, watch: reaper.Watch) -> list[Any]:
     """The events of one round."""
     with capture_logs() as lines, reaper.going_on(conn, LOG, "reaper.watch.failed"):
-        reaper.watch(conn, LOG, memory, 0)
+        watch.check(conn, None)
     return [line for line in lines if line["event"].startswith("reaper.")]
 
 
@@ -38,57 +38,57 @@ def test_who_holds_back_vacuum_is_told_once_and_when_it_is_over(own_db: str, mon
     """In a database of its own: another test's dead rows would count too."""
     monkeypatch.setattr(stats, "HELD_SEC", 0.0)
     monkeypatch.setattr(stats, "MUCH_DEAD", 1_000)
-    memory = reaper.Memory()
+    watch = reaper.Watch(LOG, 0)
     with db.connect(own_db, name="test", schema="public") as conn:
         with quietly(conn):
             many(conn, 2_000, "k%s")
         with psycopg.connect(own_db, application_name="report") as report:
             report.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             report.execute("SELECT count(*), 'password=canary-5f2c' FROM dl_jobs")
-            assert watched(conn, memory) == []  # so far it does no harm
+            assert watched(conn, watch) == []  # so far it does no harm
             churn(conn)
-            (entry,) = until(lambda: watched(conn, memory), "the server to count the dead rows")
+            (entry,) = until(lambda: watched(conn, watch), "the server to count the dead rows")
             assert (entry["event"], entry["log_level"]) == ("reaper.vacuum.held_back", "warning")
             assert (entry["kind"], entry["pid"], entry["application"]) == ("session", report.info.backend_pid, "report")
             assert entry["dead_tuples"] >= 1_000
             assert entry["age_sec"] >= 0
             assert entry["query"].startswith("SELECT count(*), 'password=***")
             assert "canary" not in str(entry)
-            assert watched(conn, memory) == []  # said, and not said again for some minutes
+            assert watched(conn, watch) == []  # said, and not said again for some minutes
             monkeypatch.setattr(reaper, "HELD_AGAIN_SEC", 0.0)
-            memory.held_again_at = 0.0
-            assert [line["event"] for line in watched(conn, memory)] == ["reaper.vacuum.held_back"]
-        assert [line["event"] for line in watched(conn, memory)] == ["reaper.vacuum.released"]
-        assert watched(conn, memory) == []
+            watch.held_again_at = 0.0
+            assert [line["event"] for line in watched(conn, watch)] == ["reaper.vacuum.held_back"]
+        assert [line["event"] for line in watched(conn, watch)] == ["reaper.vacuum.released"]
+        assert watched(conn, watch) == []
 
 
 def test_each_round_counts_the_queues_but_seldom_what_takes_long(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
     enqueue(conn)
-    memory = reaper.Memory()
-    watched(conn, memory)
+    watch = reaper.Watch(LOG, 0)
+    watched(conn, watch)
     assert value(conn, "SELECT length FROM dl_lengths WHERE queue = 'q'") == 1
     note: Callable[..., Any] = stats.note_lengths
     asked: list[float] = []
     monkeypatch.setattr(stats, "note_lengths", lambda *given: asked.append(reaper.now()) or note(*given))
-    memory.note_at = reaper.now() + 60  # it took 3 s
-    watched(conn, memory)
+    watch.note_at = reaper.now() + 60  # it took 3 s
+    watched(conn, watch)
     assert asked == []
-    memory.note_at = 0.0
-    watched(conn, memory)
+    watch.note_at = 0.0
+    watched(conn, watch)
     assert len(asked) == 1
-    assert memory.note_at > asked[0]
+    assert watch.note_at > asked[0]
 
 
 def test_a_round_goes_on_where_the_queues_cannot_be_counted(conn: Conn, dsn: str) -> None:
     enqueue(conn)
-    memory = reaper.Memory()
+    watch = reaper.Watch(LOG, 0)
     with psycopg.connect(dsn) as other:
         other.execute("LOCK TABLE dl_lengths IN ACCESS EXCLUSIVE MODE")
-        (entry,) = watched(conn, memory)
+        (entry,) = watched(conn, watch)
     assert entry["event"] == "reaper.watch.failed"
-    assert memory.note_at > reaper.now()
-    memory.note_at = 0.0
-    assert watched(conn, memory) == []
+    assert watch.note_at > reaper.now()
+    watch.note_at = 0.0
+    assert watched(conn, watch) == []
     assert value(conn, "SELECT count(*) FROM dl_lengths") == 1
 
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
-from zlib import crc32
 
 from dataloader import periods
 from dataloader.farm.process import now, started
@@ -115,18 +114,6 @@ class FarmOutage:
             facts = {"failures": note.get("failures", 0), "lasted_sec": round(now() - note.get("began", now()), 1)}
         if is_told:
             self._logger.info("farm.database.back", **facts)
-
-
-def is_first(note: Note, generation: int, text: str) -> bool:
-    """True for the first process of this generation (the number of the reload) that asks about this text."""
-    mark = crc32(text.encode("utf-8", "replace"))
-    with note.changed() as reported:
-        if reported.get("generation", -1) < generation:
-            reported.update(generation=generation, marks=[])
-        if reported["generation"] > generation or mark in reported["marks"]:
-            return False
-        reported["marks"].append(mark)
-        return True
 
 
 def _away(note: dict[str, Any]) -> dict[str, float]:

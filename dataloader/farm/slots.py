@@ -331,7 +331,7 @@ class SharedSlots:
     def __init__(self, size: int) -> None:
         self.supervisor = os.getpid()  # a child that asks for its parent may ask after the supervisor's death
         self.farm_start = Note()  # the hook on_farm_start, by reload
-        self.reported = Note()  # errors of imports and hooks at the start
+        self.reported = Note()  # the latest error of an import or a hook at the start
         self.reload = Note()  # why the latest reload did not succeed, by the supervisor
         self.outage = Note()  # whether the database is away: FarmOutage
         self.room = Note()  # held while a worker enters a run's needs; the reservation of `farm/admission.py`

@@ -23,7 +23,7 @@ from dataloader.farm import process
 from dataloader.farm.admission import Admission, Host, needs_of
 from dataloader.farm.batch import LOCKED_SEC, REPORT, TICK_SEC, Batch, Preference, facts_of
 from dataloader.farm.capture import Capture, beyond
-from dataloader.farm.common_log import FarmOutage, is_first, once
+from dataloader.farm.common_log import FarmOutage, once
 from dataloader.farm.failures import headline, own_stack
 from dataloader.farm.guest import Inspection, keep_children_plain
 from dataloader.farm.heartbeat import LOCK_SEC, Heartbeat
@@ -181,8 +181,9 @@ class Worker:
                 yield
         except BaseException as e:
             head = headline(e)
-            is_new = is_first(self.shared.reported, self.slot.reload, f"{event} {facts} {head}")
-            write = self.log.error if is_new else self.log.debug
+            with self.shared.reported.changed() as note:
+                last, note["last"] = note.get("last"), [self.slot.reload, event, facts, head]
+                write = self.log.debug if last == note["last"] else self.log.error
             write(event, **facts, error=head, exception=own_stack(e))
             raise CannotStart from e
         self.slot.calling = b""

@@ -26,7 +26,7 @@ from dataloader.farm.process import EXIT_FENCED, drain_pipe, now, readable
 from dataloader.farm.session import Lost, Session, read
 from dataloader.farm.slots import TOOK_LONGER, Reason, Slot, stop_reason
 from dataloader.queue import lifecycle, logs
-from dataloader.queue.job import Checkpoint, Delivery, End, as_progress, beat_interval, to_json
+from dataloader.queue.job import Checkpoint, Delivery, End, beat_interval, to_json
 
 CHECK_SEC = 0.005  # between two checks of a run's deadlines
 REST_SEC = 1.0  # without a run until the thread sleeps
@@ -36,6 +36,7 @@ LOCK_SEC = 4.0  # for a lock that another session has; less than RETAKE_SEC
 RETAKE_SEC = periods.seconds("RETAKE_SEC", 5.0)  # for taking the key again: the former session has 2 s to end
 LONG_SEC = 1.0  # after so long a run UNLISTENs at a beat, because unread notifications cost the server
 LOST_SEC = 1.0  # until a run stops whose key another worker may have
+_log = structlog.get_logger("heartbeat")
 
 
 class Lease:
@@ -147,6 +148,16 @@ class Lease:
         self.slot.give_up(self.slot.ends_by if within is None else min(self.slot.ends_by, now() + within))
 
 
+def progress_json(progress: dict[str, Any] | None) -> str | None:
+    """A run's progress as the queue keeps it: JSON without known secrets. What cannot be kept is logged, and None."""
+    if progress is None:
+        return None
+    document = to_json(progress, log.without_known)
+    if document is None:
+        _log.warning("progress.dropped", why="not JSON, or too large")
+    return document
+
+
 class Heartbeat(threading.Thread):
     """The thread of one worker; it sleeps while no job runs."""
 
@@ -166,7 +177,6 @@ class Heartbeat(threading.Thread):
         self._is_attending = False  # True: the thread may be waiting beside a run
         self._sleeps_until = math.inf
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._log = structlog.get_logger("heartbeat")
 
     # --- the worker's thread ---
 
@@ -207,7 +217,7 @@ class Heartbeat(threading.Thread):
                     self._keep(lease)
                 except BaseException as e:  # after any error the run must not go on without a heartbeat
                     self._failed = True
-                    self._log.exception("heartbeat.failed")
+                    _log.exception("heartbeat.failed")
                     lease.give_up(End.HANDED_BACK, f"heartbeat failed: {type(e).__name__}")
                     self._wait_for_release(lease)
                 last_busy = now()
@@ -284,9 +294,7 @@ class Heartbeat(threading.Thread):
             if checkpoint is not None and checkpoint is not lease.written:
                 lifecycle.keep_checkpoint(session.conn, lease.job, checkpoint)
                 lease.written = checkpoint
-            document = to_json(log.without_known(as_progress(progress))) if progress else None
-            if progress and document is None:
-                self._log.warning("progress.dropped", job_id=str(lease.job.job_id), why="not JSON, or too large")
+            document = progress_json(progress)
         sent, written = now(), lease.written
         answer = lifecycle.beat(session.conn, jobs, document, journal=is_beat_due, lock_sec=self._lock_sec)
         if has_news and lease.progress is progress:  # a beat that fails leaves it to the next one
@@ -322,7 +330,7 @@ class Heartbeat(threading.Thread):
         while not lease.released:
             self._pause(deadline - now())
             if not lease.released and now() >= deadline:
-                self._log.error("worker.fenced", job_id=str(lease.job.job_id), reason=lease.reason)
+                _log.error("worker.fenced", job_id=str(lease.job.job_id), reason=lease.reason)
                 log.flush()
                 os._exit(EXIT_FENCED)
 

@@ -21,7 +21,7 @@ from dataloader import config, log, periods, pipelines
 from dataloader.config import Settings
 from dataloader.farm import fence
 from dataloader.farm.failures import described, fingerprint, headline, message
-from dataloader.farm.heartbeat import Lease
+from dataloader.farm.heartbeat import Lease, progress_json
 from dataloader.farm.process import children, now
 from dataloader.pipelines import PermanentError, Progress, Retry, Run, Stopped, UnknownTask, hooks
 from dataloader.pipelines.context import GatherFailed, Parent, Suspended
@@ -35,12 +35,10 @@ from dataloader.queue.job import (
     End,
     Job,
     Outcome,
-    as_progress,
     checkpoint_json,
     clip,
     plain,
     result_json,
-    to_json,
     wait_sec,
 )
 
@@ -229,7 +227,7 @@ class Execution:
         except StopIteration as e:
             return returned(delivery, pipeline, e.value, lease.reported, self._runner.settings.dl_result_kb)
         except BaseException as e:
-            progress = _shown(lease.reported)
+            progress = progress_json(lease.reported)
             if lease.stop is not None:
                 return Outcome(lease.stop, lease.reason, progress)
             if isinstance(e, Suspended):
@@ -603,14 +601,14 @@ def returned(
 
     With batch_size a dict that has only keys of the run holds their results.
     """
-    progress = _shown(value if isinstance(value, dict) else progress)
+    kept = progress_json(value if isinstance(value, dict) else progress)
     if pipeline.batch_size is not None and isinstance(value, dict) and value.keys() <= delivery.keys().keys():
-        by_key = {key: _done(of_key, progress, most_kb) for key, of_key in value.items()}
-        return Outcome(End.DONE, progress=progress, by_key=by_key)
-    return _done(value, progress, most_kb)
+        by_key = {key: _done(of_key, kept, most_kb) for key, of_key in value.items()}
+        return Outcome(End.DONE, progress=kept, by_key=by_key)
+    return _done(value, kept, most_kb)
 
 
-def _done(value: Any, progress: dict[str, Any] | None, most_kb: int) -> Outcome:
+def _done(value: Any, progress: str | None, most_kb: int) -> Outcome:
     """The outcome with this result; another attempt would return the same, so a wrong one is a PermanentError."""
     if value is None:
         return Outcome(End.DONE, progress=progress)
@@ -618,14 +616,6 @@ def _done(value: Any, progress: dict[str, Any] | None, most_kb: int) -> Outcome:
         return Outcome(End.DONE, progress=progress, result=result_json(value, most_kb))
     except ValueError as e:
         return _failed(PermanentError(str(e)), progress)
-
-
-def _shown(progress: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The last progress in JSON's types."""
-    shown: dict[str, Any] | None = log.without_known(as_progress(progress))
-    if progress and to_json(shown) is None:
-        _log.warning("progress.dropped", why="not JSON, or too large")
-    return shown
 
 
 def input_of(delivery: Delivery, pipeline: pipelines.Pipeline, by_key: dict[str, Outcome]) -> Any:
@@ -703,7 +693,7 @@ def _run_for_hook(delivery: Delivery, given: Any) -> Run:
     return Run(job.queue, job.task, job.lock_key, job.job_id, job.attempt, given, job_ids)
 
 
-def _failed(error: BaseException, progress: dict[str, Any] | None) -> Outcome:
+def _failed(error: BaseException, progress: str | None) -> Outcome:
     if isinstance(error, PermanentError | UnknownTask | WrongPipeline | Retry):
         end = End.PERMANENT if isinstance(error, PermanentError) else End.ERROR
         text, delay_sec = log.masked(message(error)), None

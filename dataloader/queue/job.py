@@ -167,12 +167,12 @@ class Outcome(NamedTuple):
     """The outcome of a run. `by_key` has the differences for keys of a batch, `raised` is the exception, for hooks.
 
     `delay_sec` None leaves the pause to dl_retry_delay; `is_free`: the failed run does not count; `error_group` None
-    leaves it to the database. `result` is JSON; `notes` and `changed` are for the journal.
+    leaves it to the database. `progress` and `result` are JSON; `notes` and `changed` are for the journal.
     """
 
     end: End
     error: str | None = None
-    progress: dict[str, Any] | None = None
+    progress: str | None = None
     worker_is_sound: bool = True
     delay_sec: float | None = None
     by_key: Mapping[str, Outcome] = {}
@@ -237,7 +237,7 @@ def _decide_key(jobs: list[Job], outcome: Outcome) -> list[Finish | None]:
 
 
 def _decide(job: Job, outcome: Outcome) -> Finish | None:
-    progress = to_json(outcome.progress)
+    progress = outcome.progress
     error = clip(outcome.error) if outcome.error is not None else None
     match outcome.end:
         case End.DONE:  # the first, for it is most of them
@@ -292,21 +292,15 @@ def plain(value: Any, name: str) -> Any:
     return _item(name, value, _refuse)
 
 
-def as_progress(document: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The document in JSON's own types, with null for odd numbers and text for all else; None where that fails."""
+def to_json(document: Mapping[str, Any], hide: Callable[[Any], Any] = lambda plain: plain) -> str | None:
+    """The document as JSON that jsonb accepts, with null for odd numbers and text for all else.
+
+    `hide` gets the document in JSON's own types, and returns it without secrets. The result is None where the document
+    has no such form, and for more than PROGRESS_LIMIT characters.
+    """
     try:
-        return None if document is None else _plain(dict(document), _shown)
+        text = _encode(hide(_plain(dict(document), _shown)))
     except (Exception, SystemExit):  # whatever a value's own methods raise, or the pipeline changes meanwhile
-        return None
-
-
-def to_json(document: Mapping[str, Any] | None) -> str | None:
-    """`as_progress` as JSON that jsonb accepts; None also for more than PROGRESS_LIMIT characters."""
-    if (progress := as_progress(document)) is None:
-        return None
-    try:
-        text = _encode(progress)
-    except (ValueError, RecursionError):
         return None
     return text if len(text) <= PROGRESS_LIMIT else None
 

@@ -45,7 +45,6 @@ from dataloader.queue.job import (
     Outcome,
     Status,
     Verb,
-    as_progress,
     checkpoint_json,
     decide,
     to_json,
@@ -329,7 +328,7 @@ class _Trial:
             if end and end.verb == Verb.FAIL:
                 runner.report_exhausted(job)
             after.append(_after(job, end, was_canceled=fate.kind == "cancel" and job is delivery.first))
-        last = json.loads(to_json(outcome.progress) or "null") if outcome.progress else None  # a returned dict
+        last = json.loads(outcome.progress) if outcome.progress else None  # a returned dict
         shown = lease.shown if last is None or last in lease.shown[-1:] else [*lease.shown, last]
         attempt, seconds, saved = delivery.first.attempt, now() - lease.began, self._checkpoint.value
         return Run(attempt, str(outcome.end), shown, lease.steps, seconds, outcome.error, runner.raised, saved), after
@@ -512,7 +511,7 @@ class _Lease(Lease):
 
     def report(self, progress: Progress) -> None:
         super().report(progress)
-        if (document := to_json(as_progress(progress))) is None:
+        if (document := to_json(progress)) is None:
             return _log.warning("progress that is not JSON, or too large, is dropped")
         self.shown.append(json.loads(document))
         self.write(progress=self.shown[-1])

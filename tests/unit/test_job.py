@@ -42,7 +42,7 @@ from dataloader.queue.job import (
     ("attempt", "outcome", "finish"),
     [
         (1, Outcome(End.DONE), Finish("succeed")),
-        (1, Outcome(End.DONE, progress={"n": 1}), Finish("succeed", progress='{"n": 1}')),
+        (1, Outcome(End.DONE, progress='{"n": 1}'), Finish("succeed", progress='{"n": 1}')),
         (1, Outcome(End.ERROR, "e"), Finish("retry", "e")),
         (2, Outcome(End.ERROR, "e"), Finish("retry", "e")),
         (3, Outcome(End.ERROR, "e"), Finish("fail", "e")),
@@ -65,7 +65,7 @@ def of_key(key: str, *attempts: tuple[int, int]) -> tuple[Job, ...]:
 @pytest.mark.parametrize(
     ("jobs", "outcome", "verbs"),
     [
-        (of_key("k", (1, 3), (1, 3)), Outcome(End.DONE, progress={"n": 1}), "succeed succeed"),
+        (of_key("k", (1, 3), (1, 3)), Outcome(End.DONE, progress='{"n": 1}'), "succeed succeed"),
         (of_key("k", (1, 3), (1, 3)), Outcome(End.ERROR, "e"), "retry retry"),
         (of_key("k", (3, 3), (3, 3), (3, 3)), Outcome(End.ERROR, "e"), "fail restart restart"),
         (of_key("k", (1, 3), (1, 1)), Outcome(End.TIMEOUT, "e"), "fail restart"),  # the fewest attempts count

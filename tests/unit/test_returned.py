@@ -1,5 +1,6 @@
 """What a run's pipeline has returned: the results of its jobs, or the error that says what is wrong with it."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +43,7 @@ def results(value: Any, keys: str, batch_size: int | None = 9) -> list[str | Non
 def test_a_run_has_a_result_unless_it_returned_none_and_a_dict_is_its_progress_too(
     value: Any, progress: Any, result: str | None
 ) -> None:
-    assert outcome(value) == Outcome(End.DONE, progress=progress, result=result)
+    assert outcome(value) == Outcome(End.DONE, progress=json.dumps(progress), result=result)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,6 @@ LOCK_SEC = 4.0  # for a lock that another session has; less than RETAKE_SEC
 RETAKE_SEC = periods.seconds("RETAKE_SEC", 5.0)  # for taking the key again: the former session has 2 s to end
 LONG_SEC = 1.0  # after so long a run UNLISTENs at a beat, because unread notifications cost the server
 LOST_SEC = 1.0  # until a run stops whose key another worker may have
-_log = structlog.get_logger("heartbeat")
 
 
 class Lease:
@@ -154,7 +153,7 @@ def progress_json(progress: dict[str, Any] | None) -> str | None:
         return None
     document = to_json(progress, log.without_known)
     if document is None:
-        _log.warning("progress.dropped", why="not JSON, or too large")
+        structlog.get_logger("worker").warning("progress.dropped", why="not JSON, or too large")
     return document
 
 
@@ -177,6 +176,7 @@ class Heartbeat(threading.Thread):
         self._is_attending = False  # True: the thread may be waiting beside a run
         self._sleeps_until = math.inf
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._log = structlog.get_logger("heartbeat")
 
     # --- the worker's thread ---
 
@@ -217,7 +217,7 @@ class Heartbeat(threading.Thread):
                     self._keep(lease)
                 except BaseException as e:  # after any error the run must not go on without a heartbeat
                     self._failed = True
-                    _log.exception("heartbeat.failed")
+                    self._log.exception("heartbeat.failed")
                     lease.give_up(End.HANDED_BACK, f"heartbeat failed: {type(e).__name__}")
                     self._wait_for_release(lease)
                 last_busy = now()
@@ -330,7 +330,7 @@ class Heartbeat(threading.Thread):
         while not lease.released:
             self._pause(deadline - now())
             if not lease.released and now() >= deadline:
-                _log.error("worker.fenced", job_id=str(lease.job.job_id), reason=lease.reason)
+                self._log.error("worker.fenced", job_id=str(lease.job.job_id), reason=lease.reason)
                 log.flush()
                 os._exit(EXIT_FENCED)
 

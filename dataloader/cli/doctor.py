@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 import click
@@ -30,10 +31,9 @@ from dataloader.model.plans import Backfill, Schedule
 from dataloader.model.queues import Overview, Queue
 from dataloader.model.runs import ErrorGroups, Task
 from dataloader.queue.plans.schedules import OVERDUE_SEC
-from dataloader.queue.reports import alerts, stats, waiting
+from dataloader.queue.reports import alerts, stats
 
 SILENT_SEC = 60.0  # without a heartbeat, which is sent every 10 s by default
-MUCH_MEMORY_MB = 1_000
 # The lists of what the page of an alert shows.
 LISTS: dict[str, tuple[str, ...]] = {f"{noun}s": (noun, "list") for noun in ("schedule", "backfill", "webhook")}
 LISTS["tasks"] = ("tasks",)
@@ -52,12 +52,9 @@ class Case:
     job: Job
     runs: Sequence[stats.Attempt]
     events: Sequence[Event]
-    queue: Queue | None
     serving: Sequence[str]  # queues that have workers
-    silent: Sequence[Worker]  # of its queue, without a recent report
-    live: Sequence[Worker]  # of its queue, the others
     worker: Worker | None  # the one that runs the job
-    held: Mapping[str, Any] | None  # the holder of vacuum that slows claims
+    farm: Sequence[Finding]  # the faults that may keep any job from running
     now: datetime
 
 
@@ -88,30 +85,32 @@ def doctor(reached: Reached, what: str | None) -> None:
 
 def _named(reached: Reached, name: str) -> None:
     """Diagnose the schedule of this name, else the backfill, else the queue."""
-    try:
-        findings, kind = list(diagnose_schedule(reached.farm.schedule(name))), "schedule"
-    except NotFound:
-        try:
-            backfill = reached.farm.backfill(name)
-        except NotFound:
-            if isinstance(farm := reached.farm, Direct) and name in {each.queue for each in farm.overview().queues}:
-                plan = farm.claim_plan(name)
-                _print(reached, list(diagnose_claim(plan)), {"queue": name, "plan": plan}, Text(f"queue {name}"))
-                if not reached.as_json:
-                    click.echo("\n".join(map(screen.plain, plan)))
-                return
-            queue = "there is no such queue either" if isinstance(farm, Direct) else "a queue needs --direct"
-            unknown = f"there is no schedule and no backfill with this name, and it is no job_id; {queue}"
-            raise NotFound(unknown, status=404) from None
-        overview, workers = reached.farm.overview(), reached.farm.workers()
-        findings, kind = list(diagnose_backfill(backfill, overview.queues, _serving(workers))), "backfill"
-    _print(reached, findings, {kind: name}, Text(f"{kind} {name}"))
+    farm = reached.farm
+    with suppress(NotFound):
+        findings = list(diagnose_schedule(farm.schedule(name)))
+        return _print(reached, findings, {"schedule": name}, Text(f"schedule {name}"))
+    with suppress(NotFound):
+        findings = list(diagnose_backfill(farm.backfill(name), farm.overview().queues, _serving(farm.workers())))
+        return _print(reached, findings, {"backfill": name}, Text(f"backfill {name}"))
+    if isinstance(farm, Direct) and name in {each.queue for each in farm.overview().queues}:
+        plan = farm.claim_plan(name)
+        _print(reached, list(diagnose_claim(plan)), {"queue": name, "plan": plan}, Text(f"queue {name}"))
+        if not reached.as_json:
+            click.echo("\n".join(map(screen.plain, plan)))
+        return None
+    queue = "there is no such queue either" if isinstance(farm, Direct) else "a queue needs --direct"
+    unknown = f"there is no schedule and no backfill with this name, and it is no job_id; {queue}"
+    raise NotFound(unknown, status=404)
 
 
-def farm_findings(overview: Overview, workers: Sequence[Worker], database: Database) -> Iterator[Finding]:
-    """The alerts of the dashboard's overview, the grave ones first."""
+def farm_findings(
+    overview: Overview, workers: Sequence[Worker], database: Database, *, of_all: bool = False
+) -> Iterator[Finding]:
+    """The alerts of the dashboard's overview, the grave ones first; with `of_all` those that concern every job."""
     of = asdict(overview)
     for alert in alerts.farm_alerts(of, [asdict(each) for each in workers], asdict(database), of["wrong"]):
+        if of_all and (alert.queue or alert.page in LISTS):
+            continue
         command = LISTS.get(alert.page or "", ("ps",) if alert.queue is None else ("queues",))
         if alert.status:
             command = ("jobs", "-q", alert.queue or "", "--status", alert.status)
@@ -257,8 +256,7 @@ def _not_run(backfill: Backfill, queues: Sequence[Queue], serving: Collection[st
         return
     queue = next((each for each in queues if each.queue == backfill.queue), None)
     if backfill.queue not in serving:
-        others = f" There are workers for: {', '.join(sorted(serving))}." if serving else " No worker is alive at all."
-        yield Finding(f"No worker serves its queue {backfill.queue}.{others}", ("ps",))
+        yield Finding(f"No worker serves its queue {backfill.queue}.{_others(serving)}", ("ps",))
     if queue and queue.paused_at:
         yield Finding(f"Its queue {backfill.queue} is paused.", ("resume", backfill.queue))
     if backfill.max_running and backfill.counts.get("running", 0) >= backfill.max_running:
@@ -268,24 +266,24 @@ def _not_run(backfill: Backfill, queues: Sequence[Queue], serving: Collection[st
 
 def _case(farm: Farm, job_id: UUID) -> Case:
     job, events = farm.job(job_id), journal(farm, job_id)
-    overview, workers, database = farm.overview(), farm.workers(), farm.database()
-    served = [each for each in workers if job.queue in each.queues]
+    overview, workers = farm.overview(), farm.workers()
     return Case(
         job=job,
         runs=attempts(events),
         events=events,
-        queue=next((queue for queue in overview.queues if queue.queue == job.queue), None),
         serving=_serving(workers),
-        silent=[each for each in served if not each.is_live and each.state not in ("dead", "leaving")],
-        live=[each for each in served if each.is_live],
         worker=next((worker for worker in workers if worker.job_id == job_id), None),
-        held=stats.slows_claims(asdict(database), overview.total.lag_sec) if database.held_by else None,
+        farm=list(farm_findings(overview, workers, farm.database(), of_all=True)),
         now=overview.at,
     )
 
 
 def _serving(workers: Sequence[Worker]) -> list[str]:
     return sorted({queue for worker in workers if worker.is_live for queue in worker.queues})
+
+
+def _others(serving: Collection[str]) -> str:
+    return f" There are workers for: {', '.join(sorted(serving))}." if serving else " No worker is alive at all."
 
 
 def _waiting(case: Case) -> Iterator[Finding]:
@@ -297,7 +295,7 @@ def _waiting(case: Case) -> Iterator[Finding]:
         "session": " When that session is not to have it, end it in PostgreSQL by pg_terminate_backend.",
         "memory": " Start a worker of its queue on a larger host, or raise DL_HOST_MEMORY. Where a run needs less,"
         " declare its `memory_mb`.",
-        "no_worker": _no_worker(case),
+        "no_worker": _others(case.serving),
     }
     helps: dict[str, tuple[str, ...]] = {
         "paused": ("resume", job.queue),
@@ -309,32 +307,8 @@ def _waiting(case: Case) -> Iterator[Finding]:
         **dict.fromkeys(("lock", "order", "dead", "parent"), ("doctor", str(why.job_id if why else None))),
     }
     yield Finding(text + more.get(reason, ""), helps.get(reason, ("top",)))
-    if reason not in helps:
-        silences = [case.now - each.reported_at for each in case.live if each.state == "stuck" and each.reported_at]
-        if silences:
-            silence = screen.duration(min(silences).total_seconds())
-            yield Finding(waiting.stuck(len(silences), len(case.live), silence), ("ps",))
-        states = [(each.state, each.started_at) for each in case.live]
-        if text := waiting.starting(job.queue, states, case.now):
-            yield Finding(text, ("ps",))
-    if case.queue and case.queue.paused_at and reason != "paused":
-        yield Finding(f"Besides, the queue {job.queue} is paused.", ("resume", job.queue))
-    if case.held:
-        held = dict(case.held)
-        text = f"Claims are slow: {waiting.holder(held)} holds back vacuum."
-        yield Finding(f"{text} To end that: {waiting.release(held)}.")
-
-
-def _no_worker(case: Case) -> str:
-    if case.silent:
-        last_seen = max((each.seen_at for each in case.silent if each.seen_at), default=None)
-        workers = "1 worker" if len(case.silent) == 1 else f"{len(case.silent)} workers"
-        hosts = ", ".join(sorted({each.host for each in case.silent}))
-        return (
-            f" {workers} of this queue last reported {screen.ago(last_seen, case.now)} ({hosts}): the machine is off or"
-            " unreachable, or supervisor and keeper have ended or are stopped (try kill -CONT)."
-        )
-    return f" There are workers for: {', '.join(case.serving)}." if case.serving else " No worker is alive at all."
+    if reason in ("", "worker", "no_worker"):
+        yield from case.farm
 
 
 def _running(case: Case) -> Iterator[Finding]:
@@ -352,8 +326,6 @@ def _running(case: Case) -> Iterator[Finding]:
     elif job.heartbeat_at and (silent := (case.now - job.heartbeat_at).total_seconds()) > SILENT_SEC:
         text = f"Its last heartbeat was {screen.duration(silent)} ago: its worker may be stopped or cut off."
         yield Finding(text, ("ps",))
-    if worker and not worker.is_live:
-        yield Finding("The keeper of its worker has not been heard of lately: look at that machine.", ("ps",))
     if worker and worker.state == "stuck" and worker.reported_at:
         silence = screen.duration((case.now - worker.reported_at).total_seconds())
         text = f"Its run has reported nothing for {silence}, so it counts as stuck."
@@ -363,17 +335,14 @@ def _running(case: Case) -> Iterator[Finding]:
     elif job.cancel_requested:
         text = "It is asked to stop and has not come to a safe point (a yield, context.check). To stop it all the same:"
         yield Finding(text, ("cancel", str(job.job_id), "--force"))
-    if worker and (worker.memory_bytes or 0) > MUCH_MEMORY_MB * 1_000_000:
-        yield Finding(f"Its process holds {screen.size(worker.memory_bytes)}.", ("ps",))
 
 
 def _failed(case: Case) -> Iterator[Finding]:
     job = case.job
     tried = f"after {job.attempt} of {job.max_attempts} attempts"
-    reason = (
-        "with attempts left (a permanent error, or killed by hand)" if job.attempt < (job.max_attempts or 0) else tried
-    )
-    yield Finding(f"It has failed, {reason}: {screen.short(job.error, 300) or 'it left no error'}")
+    if job.attempt < (job.max_attempts or 0):
+        tried = "with attempts left (a permanent error, or killed by hand)"
+    yield Finding(f"It has failed, {tried}: {screen.short(job.error, 300) or 'it left no error'}")
     yield Finding("The whole error, and its journal:", ("job", str(job.job_id)))
     yield Finding("Once the cause is removed, with a fresh budget of attempts:", ("requeue", str(job.job_id)))
 
@@ -416,11 +385,6 @@ def _earlier_runs(case: Case) -> Iterator[Finding]:
         number = f"attempt {last.attempt}" + (f" (run {last.run})" if last.run != last.attempt else "")
         text = f"{count} did not succeed; the last one, {number}: {screen.short(outcome(last), 300)}"
         yield Finding(text, ("job", str(case.job.job_id)))
-    requeues = [event.payload for event in case.events if event.kind == "requeue" and isinstance(event.payload, dict)]
-    backoffs = sum("backoffs" in payload for payload in requeues)
-    if backoffs:
-        times = "once" if backoffs == 1 else f"{backoffs} times"
-        yield Finding(f"Its key was found held by a session of another service {times}.")
 
 
 _BY_STATUS = {"queued": _waiting, "running": _running, "failed": _failed, "lost": _lost, "canceled": _canceled}

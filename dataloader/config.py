@@ -32,6 +32,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SecretStr,
+    StringConstraints,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -90,6 +91,10 @@ def _fitting(is_right: Callable[[Any], object], right: str) -> AfterValidator:
         return value
 
     return AfterValidator(checked)
+
+
+def _names(given: Any) -> Any:
+    return tuple(given.replace(",", " ").split()) if isinstance(given, str) else given
 
 
 def _scheduler(given: Any) -> Any:
@@ -204,14 +209,6 @@ def _rotation(text: str) -> str:
     return text.strip()
 
 
-def _host_memory(given: Any) -> str:
-    text = str(given).strip()
-    is_percent = re.fullmatch(r"\d{1,3}(\.\d+)?%?", text) and float(text.removesuffix("%")) <= 100
-    if is_percent or re.fullmatch(r"\d{1,7}(\.\d+)? ?[MG]B", text):
-        return text
-    raise ValueError("should be percent from 0 to 100, or a size such as 600MB or 12GB")
-
-
 def _absolute(path: Path) -> Path:
     try:
         return Path(os.path.abspath(path.expanduser()))
@@ -235,21 +232,6 @@ def _json(example: str) -> BeforeValidator:
     return BeforeValidator(decoded)
 
 
-def _urls(given: Any) -> Any:
-    urls = _names(given)
-    if not all(_is_plain(url) for url in urls):
-        # The value may hold a password, so the text shows none of it.
-        raise ValueError("should be URLs such as http://localhost:11434, separated by commas, without ? # and spaces")
-    return urls
-
-
-def _hosts(given: Any) -> Any:
-    names = _names(given.lower() if isinstance(given, str) else given)
-    if not all(re.fullmatch(r"[a-z0-9._-]+|[0-9a-f:.]+", name) for name in names):
-        raise ValueError("should be hosts such as files.example.com, separated by commas, without scheme and port")
-    return names
-
-
 def _is_address(address: str, *schemes: str) -> bool:
     with suppress(ValueError):  # of the port, or of brackets
         parts = urlsplit(address)
@@ -260,14 +242,6 @@ def _is_address(address: str, *schemes: str) -> bool:
 def _is_plain(url: str) -> bool:
     # An @ in the path is the end of a password with a slash, and paths are shown.
     return url.isprintable() and not {*"?# "} & {*url} and _is_address(url) and "@" not in urlsplit(url).path
-
-
-def _public_url(url: str) -> str:
-    if not _is_plain(url):
-        raise ValueError("should be a URL such as https://dataloader.example.com, without ? # and spaces")
-    if urlsplit(url).username is not None:
-        raise ValueError("should have no user and no password: links in alerts show it")
-    return url.rstrip("/")
 
 
 def _categories(given: Any) -> Any:
@@ -439,12 +413,19 @@ Patience = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=1, le=65_535)]
 Schema = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z_][A-Za-z0-9_$-]*$")]
 Dsn = Annotated[SecretStr, AfterValidator(_conninfo)]
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(lambda given: _names(given))]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
 Modules = Annotated[Names, AfterValidator(_own_modules)]
 Zone = Annotated[str, _fitting(is_zone, "should be a time zone such as Europe/Moscow")]
 Rotation = Annotated[str, AfterValidator(_rotation)]
 Stall = Annotated[Patience, AfterValidator(_above_the_heartbeat)]
-HostMemory = Annotated[str, BeforeValidator(_host_memory)]
+HostMemory = Annotated[
+    str,
+    BeforeValidator(lambda given: str(given).strip()),
+    _fitting(
+        re.compile(r"(100(\.0+)?|\d{1,2}(\.\d+)?)%?|\d{1,7}(\.\d+)? ?[MG]B").fullmatch,
+        "should be percent from 0 to 100, or a size such as 600MB or 12GB",
+    ),
+]
 Workers = Annotated[
     tuple[WorkerSpec, ...],
     NoDecode,
@@ -460,9 +441,30 @@ Tokens = Annotated[
         "should have each sha256 once: a token has one name",
     ),
 ]
-Urls = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_urls)]
-Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_hosts)]
-PublicUrl = Annotated[str, AfterValidator(_public_url)]
+Urls = Annotated[
+    Names,
+    _fitting(
+        lambda urls: all(map(_is_plain, urls)),
+        "should be URLs such as http://localhost:11434, separated by commas, without ? # and spaces",
+    ),
+]
+Hosts = Annotated[
+    tuple[Annotated[str, StringConstraints(to_lower=True)], ...],
+    NoDecode,
+    BeforeValidator(_names),
+    _fitting(
+        lambda hosts: all(re.fullmatch(r"[a-z0-9._-]+|[0-9a-f:.]+", host) for host in hosts),
+        "should be hosts such as files.example.com, separated by commas, without scheme and port",
+    ),
+]
+PublicUrl = Annotated[
+    str,
+    _fitting(_is_plain, "should be a URL such as https://dataloader.example.com, without ? # and spaces"),
+    _fitting(
+        lambda url: urlsplit(url).username is None, "should have no user and no password: links in alerts show it"
+    ),
+    AfterValidator(lambda url: url.rstrip("/")),
+]
 Pattern = Annotated[str, Field(min_length=1, max_length=200)]
 Categories = Annotated[
     dict[str, Annotated[list[Pattern], Field(min_length=1)]],
@@ -695,19 +697,15 @@ class Settings(BaseSettings):
 
     @classmethod
     def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        cls, settings_cls: type[BaseSettings], *_: Any, **sources: Any
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The sources of settings, the strongest first."""
         # The library's own ones expand ${NAME} within single quotes too, and wait for the writer of a pipe.
-        folder, values = _secrets_dir(), _dotenv_values() if getattr(dotenv_settings, "env_file", None) else {}
+        values = _dotenv_values() if getattr(sources["dotenv_settings"], "env_file", None) else {}
+        folder = _secrets_dir()
         files = {name: text for name in settings_cls.model_fields if folder and (text := _secret_of(folder, name))}
         given = files | {name.lower(): value for name, value in values.items() if value}
-        return init_settings, env_settings, InitSettingsSource(settings_cls, given)
+        return sources["init_settings"], sources["env_settings"], InitSettingsSource(settings_cls, given)
 
     @property
     def people_zone(self) -> str:
@@ -898,13 +896,4 @@ def _complaint(error: Any) -> str:
     name = variable.upper() + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in rest)
     if variable == "dl_api_tokens" and not rest:
         name += " as a whole"  # masking would take the text after "..._TOKENS:" for a secret
-    if error["type"] == "extra_forbidden" and variable == "workers_json":
-        known = list(WorkerSpec.model_fields)
-        close = difflib.get_close_matches(rest[-1], known, 1)
-        meant = f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(known)}"
-        return f"{name}: there is no such word{meant}"
     return f"{name}: {error['msg'].removeprefix('Value error, ')}"
-
-
-def _names(given: Any) -> Any:
-    return tuple(given.replace(",", " ").split()) if isinstance(given, str) else given

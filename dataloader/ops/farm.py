@@ -19,7 +19,13 @@ from dataloader.queue.reports import runs, stats
 MINUTES = 360
 
 
-@Op("GET /workers")
+@Op(
+    "GET /workers",
+    command="ps",
+    columns="worker queues state live=is_live memory=memory_bytes CPU=cpu_percent jobs task key=lock_key"
+    " started=job_started_at progress",
+    examples=("dataloader ps",),
+)
 def workers(call: Call) -> Workers:
     """The workers of all hosts that were seen in the last ten minutes, and what they run."""
     return made(Workers, {"workers": stats.workers(call.conn)})

@@ -38,8 +38,8 @@ def write(name: str, folder: Path) -> list[Path]:
     for path in [*texts, folder / name]:
         if os.path.lexists(path):
             raise Refused(f"{path} exists already: choose another name, or remove it first")
-    if module := _shadowed(name):
-        raise Refused(f"{name} would hide {module}: choose another name, such as load_{name}")
+    if name in sys.modules or ((spec := importlib.util.find_spec(name)) and spec.loader):
+        raise Refused(f"{name} would hide a module of Python or of a package: choose another name, such as load_{name}")
     try:
         for path, template in texts.items():
             with path.open("x", encoding="utf-8") as file:
@@ -57,16 +57,6 @@ test it      {python} -m pytest test_{name}.py
 run it       DL_PIPELINES={name} {dataloader} up
 trigger it   {dataloader} trigger {name} --args '{{"path": "example.csv"}}' --wait
              with example.csv (columns id, name, amount) in the folder of files that `up` prints"""
-
-
-def _shadowed(name: str) -> str | None:
-    """The module that this name imports at present; None if there is none."""
-    if name in sys.stdlib_module_names:
-        return "the module of Python's standard library"
-    if name == "__main__":
-        return "a running module"
-    spec = importlib.util.find_spec(name)
-    return f"an installed module ({spec.origin or name})" if spec and spec.loader else None
 
 
 def _program(name: str) -> str:

@@ -57,47 +57,27 @@ class Request:
     is_once: bool = False  # it must not be sent twice
 
 
-class Token:
-    """A bearer token that no repr and no dump of variables contains."""
-
-    __slots__ = ("_header",)
-
-    def __init__(self, text: str) -> None:
-        if not text.isascii() or not text.isprintable() or " " in text:
-            raise ValueError("the token should be printable ASCII without spaces")
-        self._header = f"Bearer {text}"
-
-    def __repr__(self) -> str:
-        return "***"
-
-    def __reduce__(self) -> Any:
-        raise TypeError("a token is not to be pickled")
-
-    def headers(self) -> dict[str, str]:
-        return {"Authorization": self._header}
-
-    def hidden(self, text: str) -> str:
-        """`text` with the token masked: a server may repeat it."""
-        return text.replace(self._header.removeprefix("Bearer "), "***")
-
-
 class Service:
     """The address of a service, and the token for it. Raises ValueError for a URL or token that is none."""
 
     def __init__(self, url: str, token: str | None) -> None:
         self.url = url.rstrip("/")
         self.scheme, self.host, self.port, self.path = _address(self.url)
-        self._token = Token(token) if token else None
+        if token and (not token.isascii() or not token.isprintable() or " " in token):
+            raise ValueError("the token should be printable ASCII without spaces")
+        # A function, so that no repr, no pickle and no dump of variables contains the token.
+        self._token: Callable[[], str | None] = lambda: token
         self._agent = f"dataloader-client/{dataloader.version()}"
 
     def headers(self, request: Request) -> dict[str, str]:
         """The headers of the request, with the token if there is one."""
-        own = {"Accept": "application/json", "User-Agent": self._agent}
-        return {**own, **request.headers, **(self._token.headers() if self._token else {})}
+        own = {"Accept": "application/json", "User-Agent": self._agent, **request.headers}
+        return own | ({"Authorization": f"Bearer {self._token()}"} if self._token() else {})
 
     def hidden(self, error: ClientError) -> ClientError:
-        if self._token:
-            error.title, error.detail = self._token.hidden(error.title), self._token.hidden(error.detail)
+        """The error with the token masked in its texts: a server may repeat the token."""
+        if token := self._token():
+            error.title, error.detail = error.title.replace(token, "***"), error.detail.replace(token, "***")
             error.args = (error.title,)
         return error
 

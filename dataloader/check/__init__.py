@@ -32,6 +32,7 @@ from dataloader.pipelines import hooks
 from dataloader.queue import db
 
 TASKS = "known tasks: "
+CORRECT = "correct the module: no worker starts without it"
 _FORK = multiprocessing.get_context("fork")
 
 
@@ -69,38 +70,29 @@ def run(find_dsn: Callable[[Settings], str | None]) -> Report:
     except config.ConfigError as e:
         return Report({}, [error("settings", line) for line in str(e).splitlines()])
     before = [*settings_findings(settings, misspelt), *host_findings(settings)]
+    reader, writer = _FORK.Pipe(duplex=False)
 
-    def rest(deadly: Mapping[str, str], begins: Callable[[str], None]) -> Report:
-        findings = [*before, *pipeline_findings(settings, deadly, begins)]
+    def rest() -> None:
+        findings = [*before, *pipeline_findings(settings, writer.send)]
         findings += database.database_findings(settings, find_dsn(settings))
-        return Report(shown(settings), findings, users_files())
+        writer.send(Report(shown(settings), findings, users_files()))
 
-    return _outlived(rest)
-
-
-def _outlived(rest: Callable[[Mapping[str, str], Callable[[str], None]], Report]) -> Report:
-    """The report of a child process: a module may end the process that imports it, and the next child leaves it out.
-
-    `rest` gets these modules, each with how its process ended, and tells which module it imports next, "" for none.
-    """
-    deadly = dict[str, str]()
-    while True:
-        reader, writer = _FORK.Pipe(duplex=False)
-        child = _FORK.Process(target=lambda: writer.send(rest(deadly, writer.send)))  # noqa: B023  called before the next
-        child.start()
-        writer.close()
-        last: str | Report = ""
-        with suppress(EOFError):
-            while isinstance(last, str):
-                last = reader.recv()
-        if not isinstance(last, str):
-            child.kill()  # a module may have left threads that go on
-        child.join()
-        if not isinstance(last, str):
-            return last
-        if not last:
-            sys.exit(EXIT_FAILED)  # an error of our own, which the child has printed
-        deadly[last] = outcome(child.exitcode or 0)
+    child = _FORK.Process(target=rest)  # a module may end the process that imports it
+    child.start()
+    writer.close()
+    last: str | Report = ""  # the module that the child imports, then its report
+    with suppress(EOFError):
+        while isinstance(last, str):
+            last = reader.recv()
+    if isinstance(last, Report):
+        child.kill()  # a module may have left threads that go on
+    child.join()
+    if isinstance(last, Report):
+        return last
+    if not last:
+        sys.exit(EXIT_FAILED)  # an error of our own, which the child has printed
+    text = f"{last} {outcome(child.exitcode or 0)}; what follows it is not checked"
+    return Report(shown(settings), [*before, error("pipelines", text, CORRECT)])
 
 
 def shown(settings: Settings) -> dict[str, str]:
@@ -169,25 +161,19 @@ def written_folder(name: str, folder: Path) -> Finding:
     return error("logs", f"{name}: {folder} cannot be written to", "make it, writable for this user")
 
 
-def pipeline_findings(
-    settings: Settings, deadly: Mapping[str, str], begins: Callable[[str], None] = lambda module: None
-) -> list[Finding]:
+def pipeline_findings(settings: Settings, begins: Callable[[str], None]) -> list[Finding]:
     """Import the modules that the workers import; findings on failures, and one with all known tasks.
 
-    Those of `deadly` are not imported again. `begins` is called before each import.
+    `begins` is called with the subject of a sentence before each import, and with "" behind the last one.
     """
     wanted = [("built in", f"{pipelines.__name__}.{name}") for name in pipelines.BUILT_IN]
     wanted += [("DL_HOOKS", name) for name in settings.dl_hooks]
     wanted += [("DL_PRELOAD", name) for name in settings.dl_preload]
     wanted += [("DL_PIPELINES", name) for name in settings.dl_pipelines]
-    findings = []
+    findings: list[Finding] = []
     for variable, name in wanted:
-        if name in deadly:
-            text = f"{variable}: the process that imports {name} {deadly[name]}"
-            findings.append(error("pipelines", text, "correct the module: no worker starts without it"))
-        else:
-            begins(name)
-            findings += filter(None, [_imported(variable, name)])
+        begins(f"{variable}: the process that imports {name}")
+        findings += filter(None, [_imported(variable, name)])
     begins("")
     return [*findings, ok("pipelines", TASKS + ", ".join(pipelines.tasks()))]
 
@@ -206,7 +192,7 @@ def _imported(variable: str, module: str) -> Finding | None:
     except KeyboardInterrupt:
         raise
     except BaseException as e:
-        advice = "correct the module: no worker starts without it"
+        advice = CORRECT
         if isinstance(e, ModuleNotFoundError) and e.name and f"{module}.".startswith(f"{e.name}."):
             advice = "correct the name, or start in the folder that holds it, or put that folder on PYTHONPATH"
         return error("pipelines", f"{variable}: {module} cannot be imported: {_line(e)}", advice)

@@ -8,7 +8,7 @@ import time
 
 from dataloader.farm.process import now
 
-HANDOVER_WITHIN = 3.0  # seconds for the API before this one to end
+HANDOVER_WITHIN = 3.0  # seconds for the API, or the `up`, before this one to end
 
 
 class NotFree(Exception):

@@ -29,17 +29,14 @@ from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED, EXIT_OK, REA
 from dataloader.local import ports
 from dataloader.queue import db, migrations
 
-HANDOVER_WITHIN = 3.0  # seconds for a previous `up` to end
 CHECKED_WITHIN = periods.seconds("CHECKED_WITHIN", 60.0)  # seconds for the imports of the users' modules
 API_STOP_SEC = periods.seconds("API_STOP_SEC", 35.0)  # gunicorn answers the requests in flight within 30 s
 REAPER_STOP_SEC = periods.seconds("REAPER_STOP_SEC", 15.0)
 HEALTHY_WITHIN = periods.seconds("HEALTHY_WITHIN", 30.0)  # seconds until the API is ready
 QUIET_SEC = 0.1  # from the parts' reports until the lines that they logged before have been written
-POLL_SEC = 0.5  # between two checks of the users' files
-SETTLED_SEC = 0.2  # an editor may write a file in several steps
+POLL_SEC = 0.5  # between two looks at the users' files
 NAMED_MOST = 3  # changed files that the message names
 NOOP = {"sleep1": 1, "sleep2": 1, "sleep3": 1}
-Stamps = dict[str, tuple[int, int, int] | None]
 Document = dict[str, Any]  # the report of `dataloader check --json`
 _CREDENTIALS = struct.Struct("3i")  # of the sender: process, user, group; unix(7)
 # The first pause before a restart, and the longest; a run longer than this resets it.
@@ -63,7 +60,6 @@ def run(settings: config.Settings, reloads: bool = False) -> int:
     signals = Signals({*stop, signal.SIGCHLD})
     with ExitStack() as cleanup:
         try:
-            _prepare(settings, cleanup)
             return _watch(*_start(settings, cleanup, signals, reloads), signals)
         except (ports.NotFree, embedded.EmbeddedError, db.Error, OSError) as error:
             warn(str(error))
@@ -191,31 +187,25 @@ class Postgres(Part):
             self._server.stop()
 
 
-# --- before the start ---
-
-
-def _prepare(settings: config.Settings, cleanup: ExitStack) -> None:
-    """Become the only `up` of DL_HOME, wait for the port, make the folders; EmbeddedError or NotFree if that fails."""
-    try:
-        lock = embedded.take_lock(settings.dl_home / "up.lock", within=HANDOVER_WITHIN)
-    except embedded.EmbeddedError as error:
-        raise embedded.EmbeddedError(f"{error}: stop it first, or choose another folder with DL_HOME") from None
-    cleanup.callback(embedded.release, lock)
-    ports.wait_for(settings.app_host, settings.app_port)
-    settings.data_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
-
-
 # --- the start ---
 
 
 def _start(
     settings: config.Settings, cleanup: ExitStack, signals: Signals, reloads: bool
 ) -> tuple[list[Part], str, Reload | None]:
-    """Start PostgreSQL if none is configured, migrate the schema, run the checks, start the programs; with the banner.
+    """Become the only `up` of DL_HOME, start PostgreSQL if none is configured, migrate, check, start the programs.
 
+    Returns the parts and the banner; raises EmbeddedError, NotFree or Unfit.
     `cleanup` stops the parts in the reverse order: first no new jobs, then the running ones, PostgreSQL last.
     """
     parts: list[Part] = []
+    try:
+        lock = embedded.take_lock(settings.dl_home / "up.lock", within=ports.HANDOVER_WITHIN)
+    except embedded.EmbeddedError as error:
+        raise embedded.EmbeddedError(f"{error}: stop it first, or choose another folder with DL_HOME") from None
+    cleanup.callback(embedded.release, lock)
+    ports.wait_for(settings.app_host, settings.app_port)
+    settings.data_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
     cleanup.callback(say, "dataloader up: stopped")
     dsn = settings.queue_dsn
     if dsn is None:
@@ -365,79 +355,61 @@ dataloader is up
 
 def _program() -> list[str]:
     """The command for this program in another shell."""
-    program = Path(sys.argv[0])
-    if program.name != "dataloader":
+    program = Path(sys.executable).with_name("dataloader")
+    if not program.exists():
         return [sys.executable, "-m", "dataloader"]
-    on_path = shutil.which("dataloader")
-    known = on_path is not None and Path(on_path).resolve() == program.resolve()
-    return ["dataloader" if known else str(program.absolute())]
+    return ["dataloader" if shutil.which("dataloader") == str(program) else str(program)]
 
 
 # --- --reload ---
 
 
 class Reload:
-    """`up --reload`: changed files of the users' modules bring new workers, when the check finds no error."""
+    """`up --reload`: a changed module beside those of the users brings new workers, when the check finds no error."""
 
-    def __init__(self, files: Iterable[str], check: Callable[[], dict[str, Any] | None], parts: Sequence[Part]) -> None:
+    def __init__(self, files: Iterable[str], check: Callable[[], Document | None], parts: Sequence[Part]) -> None:
         """`check` imports the modules anew and returns the report of `dataloader check`, None where there is none.
 
         `parts` are the programs that get SIGHUP after a change without an error.
         """
         self._check, self._parts = check, parts
-        self._stamps = stamps(files)
+        self._folders = {Path(name).parent for name in files}
+        self._versions = versions(self._folders)
         self._check_at = 0.0
 
     def check(self) -> None:
-        """Check every POLL_SEC whether files changed; after a change check the code, and reload the programs."""
+        """Check every POLL_SEC whether modules changed; after a change check the code, and reload the programs."""
         if now() < self._check_at:
             return
         self._check_at = now() + POLL_SEC
-        changed = [name for name, stamp in stamps(self._stamps).items() if stamp != self._stamps[name]]
-        if changed and all(map(_has_settled, changed)):
-            self._reload(changed)
-
-    def _reload(self, changed: Sequence[str]) -> None:
-        before = self._stamps = stamps(self._stamps)
-        report = self._check()
-        if report is None:
+        current = versions(self._folders)  # before the check: a change during it is found by the next call
+        changed = sorted({path.name for path, _ in current.items() ^ self._versions.items()})
+        self._versions = current
+        if not changed or (report := self._check()) is None:
             return
-        current = stamps(report["files"])
+        new = {Path(name).parent for name in report["files"]} - self._folders
+        self._folders, self._versions = self._folders | new, current | versions(new)
+        more = f" and {len(changed) - NAMED_MOST} more files" if len(changed) > NAMED_MOST else ""
+        files = ", ".join(changed[:NAMED_MOST]) + more
         errors = [finding for finding in report["findings"] if finding["level"] == "error"]
-        # A file that was changed during the check keeps its older stamp, so the next check finds the change.
-        self._stamps = current | {name: stamp for name, stamp in before.items() if name in current}
-        if errors:  # the modules behind it were not imported: those of before and their neighbours are watched too
-            neighbours = {
-                str(path) for folder in {Path(name).parent for name in before} for path in folder.glob("*.py")
-            }
-            self._stamps = stamps(neighbours) | current | before
-        named = ", ".join(Path(name).name for name in changed[:NAMED_MOST])
-        files = named if len(changed) <= NAMED_MOST else f"{named} and {len(changed) - NAMED_MOST} more files"
-        if errors:
-            for finding in errors:
-                warn(f"{files} changed, and the workers go on with the code of before: {finding['what']}")
-            return
-        say(f"dataloader up: {files} changed: new workers start with the new code")
-        for part in self._parts:
-            if part.process and part.process.poll() is None:
-                part.process.send_signal(signal.SIGHUP)
+        for finding in errors:
+            warn(f"{files} changed, and the workers go on with the code of before: {finding['what']}")
+        if not errors:
+            say(f"dataloader up: {files} changed: new workers start with the new code")
+            for part in self._parts:
+                if part.process and part.process.poll() is None:
+                    part.process.send_signal(signal.SIGHUP)
 
 
-def stamps(files: Iterable[str]) -> Stamps:
-    """The attributes that change with each new version of a file; None if the file is missing."""
-    versions: Stamps = dict.fromkeys(files)
-    for name in versions:
-        with suppress(OSError):
-            status = os.stat(name)
-            versions[name] = status.st_mtime_ns, status.st_size, status.st_ino
-    return versions
-
-
-def _has_settled(name: str) -> bool:
-    """Whether the last write to the file was some time ago; a clock that was set back does not hold it up."""
-    with suppress(OSError):
-        return not 0 <= time.time() - os.stat(name).st_mtime < SETTLED_SEC
-    return True
+def versions(folders: Iterable[Path]) -> dict[Path, tuple[int, int, int]]:
+    """The Python files in these folders, each with the attributes that change with a new version of it."""
+    stamps = {}
+    for folder in folders:
+        for path in folder.glob("*.py"):
+            with suppress(OSError):
+                status = path.stat()
+                stamps[path] = status.st_mtime_ns, status.st_size, status.st_ino
+    return stamps
 
 
 def command(*words: str) -> list[str]:

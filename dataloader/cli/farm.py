@@ -6,7 +6,6 @@ import os
 import select
 import sys
 import termios
-import time
 import tty
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -127,11 +126,9 @@ def _keys() -> Iterator[Any]:
     before = termios.tcgetattr(number)
 
     def pressed(within: float) -> str:
-        until = time.monotonic() + within
-        while (left := until - time.monotonic()) > 0:
-            if select.select([number], [], [], left)[0]:
-                return os.read(number, 1).decode("ascii", "replace") or "q"  # the terminal is gone
-        return ""
+        if not select.select([number], [], [], within)[0]:
+            return ""
+        return os.read(number, 1).decode("ascii", "replace") or "q"  # the terminal is gone
 
     try:
         tty.setcbreak(number)

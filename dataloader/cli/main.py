@@ -23,7 +23,6 @@ from dataloader.exits import EXIT_CANNOT_START, EXIT_FAILED
 # Each command imports its program by itself: `dataloader --version` and questions to a farm need none of them.
 if TYPE_CHECKING:
     from dataloader.config import Settings
-    from dataloader.farm.slots import SharedSlots, Slot
     from dataloader.surroundings import Lack
 
 # The module of each command that asks or changes a farm.
@@ -142,13 +141,14 @@ def workers() -> None:
             base.refuse(f"DL_PRELOAD: {name} cannot be imported: {e}", EXIT_CANNOT_START)
     migrations.expected()
 
-    def worker_main(settings: Settings, queues: tuple[str, ...], shared: SharedSlots, slot: Slot) -> int:
-        return worker.main(settings, settings.queue_dsn or dsn, queues, shared, slot)
-
-    def keeper_main(settings: Settings, shared: SharedSlots) -> int:
-        return keeper.main(settings, settings.queue_dsn or dsn, shared)
-
-    sys.exit(supervisor.Supervisor(config.load, settings, worker_main, keeper_main).run())
+    # A reload may bring another DSN; that of an embedded server stays.
+    program = supervisor.Supervisor(
+        config.load,
+        settings,
+        lambda settings, *given: worker.main(settings, settings.queue_dsn or dsn, *given),
+        lambda settings, *given: keeper.main(settings, settings.queue_dsn or dsn, *given),
+    )
+    sys.exit(program.run())
 
 
 @main.command(name="reaper", examples=["dataloader reaper"])

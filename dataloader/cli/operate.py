@@ -174,16 +174,7 @@ def webhook() -> None:
     """The receivers of alerts for dead jobs, stuck runs, late and paused queues (docs/alerts.md)."""
 
 
-class _Errors(base.Group):
-    """`errors` and `errors --queue NAME` are short for `errors list`."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help")):
-            args = ["list", *args]
-        return super().parse_args(ctx, args)
-
-
-@commands.group(cls=_Errors, examples=["dataloader errors -q etl.default --since 1d"])
+@commands.group(default="list", is_alone=True, examples=["dataloader errors -q etl.default --since 1d"])
 def errors() -> None:
     """Dead and retrying jobs in groups by their errors, and notes about a group (docs/errors.md).
 

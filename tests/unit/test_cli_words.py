@@ -244,13 +244,6 @@ def test_doctor_tells_of_a_backfill_whose_queue_is_paused_and_of_what_is_dead_or
     assert "3 of its partitions have no job" in found[3].text
 
 
-def test_doctor_says_where_to_find_the_stacks_of_a_job_that_hangs() -> None:
-    since = NOW - timedelta(minutes=12)
-    worker = filled(Worker, worker="w", is_live=True, queue="q", state="stuck", reported_at=since)
-    hangs = list(doctor.diagnose(case(a_job("running", attempt=1), attempt(1, None), worker=worker)))
-    assert any("reported nothing for 12 min, so it counts as stuck" in each.text for each in hangs)
-
-
 def case(job: Job, *runs: Attempt, **more: Any) -> doctor.Case:
     given = {"serving": ["q"], "worker": None, "farm": [], "events": [], "now": NOW}
     return doctor.Case(job=job, runs=runs, **given | more)
@@ -298,6 +291,7 @@ def test_a_cell_has_the_words_of_its_field() -> None:
     assert "Besides: No worker serves the queue q" in screen.cell("waiting_for", why, NOW)
 
 
+STUCK = filled(Worker, worker="w", is_live=True, state="stuck", reported_at=NOW - timedelta(minutes=12))
 SOON = (NOW + timedelta(seconds=20)).isoformat()
 CASES: list[tuple[doctor.Case, list[str], list[tuple[str, ...]]]] = [
     (case(a_job("queued", waiting_for=PAUSED)), ["is paused", "by token ops"], [("resume", "q")]),
@@ -343,6 +337,11 @@ CASES: list[tuple[doctor.Case, list[str], list[tuple[str, ...]]]] = [
         ),
         ["on vm1, process 42 for 1 min 30 s", "reported nothing", "5 min ago"],
         [("cancel", ID, "--force"), ("ps",)],
+    ),
+    (
+        case(a_job("running", attempt=1), attempt(1, None), worker=STUCK),
+        ["reported nothing for 12 min, so it counts as stuck. Its journal has its threads' stacks"],
+        [("job", ID)],
     ),
     (
         case(a_job("running", attempt=1, claimed_by="w", lease_expires_at=NOW - timedelta(seconds=30))),

@@ -96,7 +96,7 @@ def test_cancel_with_a_bad_body_changes_nothing(client: FlaskClient, refused: Re
         ({"data": b"null", "content_type": "application/json"}, ""),
         ({"data": b" "}, ""),
         ({"data": b"{}", "content_type": "text/plain"}, ""),
-        ({"data": b'{"a":1,"a":1}', "content_type": "application/json"}, "/a"),
+        ({"data": b'{"a":1,"a":1}', "content_type": "application/json"}, ""),
         ({"data": b"{", "content_type": "application/json"}, ""),
     ]:
         job_id = made(client)

@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 from psycopg import errors
 
 from dataloader.model.farm import Fault
-from dataloader.ops.checks import BODY_LIMIT, document, pointer, refusal, validated
+from dataloader.ops.checks import BODY_LIMIT, pointer, refusal, validated
 from dataloader.ops.errors import Problem, invalid
 from dataloader.ops.op import Call
 from dataloader.queue import hooks, new_job, operations
@@ -34,7 +33,9 @@ def one(call: Call, fields: dict[str, Any]) -> NewJob:
     """The job of these fields of a trigger; raises a Problem, and the errors of hooks."""
     if hooks.AROUND_ENQUEUE:
         validated(Trigger, new_job.keyed(fields))
-        fields = document(_written(_hooked(fields, ()), "job", BODY_LIMIT))
+        fields = _hooked(fields, ())
+        if faults := new_job.WrongJobs([fields]).faults:
+            raise refusal([each | {"loc": each["loc"][1:]} for each in faults], Trigger, "field")
     trigger = validated(Trigger, fields)
     given = {name: getattr(trigger, name) for name in trigger.model_fields_set}
     _require_sound([given.get("depends_on")], 1, "/depends_on")
@@ -47,8 +48,7 @@ def many(call: Call, jobs: list[Any]) -> Columns:
     """The jobs of a batch, each by the rules of a trigger; a Problem names the place of each wrong job."""
     if hooks.AROUND_ENQUEUE:
         _columns(call, [new_job.keyed(job) if isinstance(job, dict) else job for job in jobs])
-        made = [_hooked(job, ("jobs", number)) for number, job in enumerate(jobs)]
-        jobs = document(_written({"jobs": made}, "jobs", BATCH_LIMIT), BATCH_DEPTH)["jobs"]
+        jobs = [_hooked(job, ("jobs", number)) for number, job in enumerate(jobs)]
     columns = _columns(call, jobs)
     if trace := _trace(call):
         columns["trace"] = [trace]
@@ -126,31 +126,3 @@ def _hooked(job: dict[str, Any], path: tuple[str | int, ...]) -> dict[str, Any]:
         raise invalid(pointer(path), "refused", str(e)) from None
     except (errors.InsufficientPrivilege, errors.UndefinedTable) as e:  # of a session of the hook, and not of the farm
         raise RuntimeError(type(e).__name__).with_traceback(e.__traceback__) from None
-
-
-def _written(document: dict[str, Any], noun: str, limit: int) -> bytes:
-    """The jobs that hooks have made, as the shortest JSON: a valid body that no hook changes is not too large."""
-    try:
-        # A lone surrogate becomes its escape, which the guards on a body then find and name.
-        raw = _JSON.encode(document).encode(errors="backslashreplace")
-    except hooks.WrongAnswer:
-        raise
-    except (TypeError, ValueError, RecursionError):  # the text may quote the job
-        raise _not_json() from None
-    if len(raw) > limit:
-        raise Problem(413, f"the {noun} that the hooks have made should be at most {limit} bytes of JSON")
-    return raw
-
-
-def _default(value: object) -> str:
-    """JSON for what json does not know; a hook may give a time as a datetime."""
-    if isinstance(value, datetime):
-        return value.isoformat()
-    raise _not_json(f", not {type(value).__name__}")
-
-
-def _not_json(but: str = "") -> hooks.WrongAnswer:
-    return hooks.WrongAnswer(" or ".join(map(hooks.identity, hooks.AROUND_ENQUEUE)), f"what JSON can say{but}")
-
-
-_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_default)

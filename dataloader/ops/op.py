@@ -168,13 +168,7 @@ class Op:
         """All parameters of a call, or of a form (`is_text`); raises a Problem that names each fault."""
         if self.body:
             return dict(given)
-        if is_text not in self._inputs:
-            self._inputs[is_text] = self.model(self.parameters, Texts if is_text else Input, "", is_text=is_text)
-        return fields_set(validated(self._inputs[is_text], dict(given)))
-
-    @cached_property
-    def _inputs(self) -> dict[bool, type[BaseModel]]:
-        return {}
+        return fields_set(validated(_input_of(self, is_text), dict(given)))
 
     def model(
         self, names: Iterable[str], base: type[BaseModel], suffix: str, *, is_text: bool = False
@@ -199,6 +193,11 @@ class Op:
     def run(self, call: Call, given: Mapping[str, Any]) -> Any:
         """Call the operation with parameters that were checked; raises what the function raises."""
         return self.function(call, **given)
+
+
+@cache
+def _input_of(op: Op, is_text: bool) -> type[BaseModel]:
+    return op.model(op.parameters, Texts if is_text else Input, "", is_text=is_text)
 
 
 def fields_set(model: BaseModel) -> dict[str, Any]:

@@ -305,10 +305,13 @@ def _all_checked(make: Callable[[], Columns], documents: Iterable[dict[str, Any]
 
 
 def columns_of(documents: Sequence[Any], lease_ttl_sec: int) -> Columns:
-    """Documents as columns, whatever their `args` hold; raises WrongJobs."""
+    """Documents as columns, whatever their `args` hold, unless hooks have made them; raises WrongJobs."""
     try:
-        return _checked(_columns_of(documents, lease_ttl_sec=lease_ttl_sec))
-    except ValueError:
+        columns = _checked(_columns_of(documents, lease_ttl_sec=lease_ttl_sec))
+        if AROUND_ENQUEUE and _unfit(columns):
+            raise ValueError("there is a job that PostgreSQL could not store, or no worker read")
+        return columns
+    except (ValueError, TypeError, RecursionError):
         if (wrong := WrongJobs(documents)).faults:
             raise wrong from None
         raise

@@ -7,19 +7,16 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import psycopg
 import pytest
-from api_app import BATCH, MINIMAL, TRIGGER, Refused, answered, rows, running
+from api_app import BATCH, MINIMAL, TRIGGER, Refused, rows, running
 from flask.testing import FlaskClient
 
 import dataloader
 from dataloader import config, log
 from dataloader.cli.direct import Direct
 from dataloader.client import Refused as RefusedByFarm
-from dataloader.ops.adding import BATCH_LIMIT
-from dataloader.ops.checks import BODY_LIMIT
 from dataloader.pipelines import around_enqueue
 from dataloader.queue import db, enqueue
 from dataloader.queue.enqueue import NewJob
@@ -117,13 +114,18 @@ def test_no_hook_sees_what_is_not_valid(client: FlaskClient, refused: Refused, b
         assert by_order == [], job
 
 
+# What JSON, PostgreSQL or a worker could not hold.
+NO_JSON = ["\ud800", "a\0", Decimal("1.5"), date(2026, 1, 31), {1}, float("nan"), [float("-inf")], {(1,): 1}, 10**5_000]
+NO_JSON.append(json.loads("[" * 63 + "]" * 63))
+
+
 def test_what_a_hook_returns_is_checked_as_a_body(client: FlaskClient, conn: db.Connection, refused: Refused) -> None:
     around_enqueue(lambda job: job | made)
     for made, pointer in [  # noqa: B007  the hook reads it
         ({"queue": "", "lock_key": "k"}, "/queue"),
         ({"keys": 1, "lock_key": "k"}, "/keys"),
         ({"lock_key": "k\0"}, "/lock_key"),
-        ({"lock_key": "k", "args": {"n": "\ud800"}}, "/args/n"),
+        *(({"lock_key": "k", "args": {"n": value}}, "/args") for value in NO_JSON),
         ({"lock_key": "k", "available_at": datetime(2026, 1, 31)}, "/available_at"),  # noqa: DTZ001
         ({"lock_key": "k", "available_at": AT + timedelta(days=9_999)}, "/available_at"),
     ]:
@@ -132,83 +134,9 @@ def test_what_a_hook_returns_is_checked_as_a_body(client: FlaskClient, conn: db.
         assert rows(conn) == []
 
 
-def test_a_hook_that_makes_too_much_of_a_job(client: FlaskClient, refused: Refused) -> None:
-    around_enqueue(lambda job: job | {"args": {"n": "x" * 300_000}})
-    refused(client.post(TRIGGER, json=MINIMAL), 413, "too-large")
-    refused(client.post(BATCH, json={"jobs": [MINIMAL]}), 413, "too-large", "/jobs/0/args")
-
-
-@pytest.mark.usefixtures("by_order")
-def test_a_hook_makes_no_valid_body_too_large(client: FlaskClient, conn: db.Connection) -> None:
-    for text in ["\u0434" * 120_000, "\U0001f600" * 60_000, '"' * 120_000, [1] * 120_000]:
-        job = ORDER | {"args": {"order": 7, "at": 1, "text": text}}
-        for path, document in ((TRIGGER, job), (BATCH, {"jobs": [job]})):
-            raw = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
-            assert 200_000 < len(raw) < BODY_LIMIT
-            answered(client.post(path, data=raw, content_type="application/json"))
-        assert conn.execute("DELETE FROM dl_jobs RETURNING args -> 'text'").fetchall() == [(text,)]
-
-
-def test_the_jobs_that_hooks_have_made_of_a_batch_keep_its_limit(
-    client: FlaskClient, conn: db.Connection, refused: Refused
-) -> None:
-    around_enqueue(lambda job: job | {"args": {"n": "x" * 250_000}})
-    problem = refused(client.post(BATCH, json={"jobs": [MINIMAL] * 70}), 413, "too-large")
-    assert problem["detail"] == f"the jobs that the hooks have made should be at most {BATCH_LIMIT} bytes of JSON"
-    assert rows(conn) == []
-
-
-class Tall(dict[str, Any]):
-    """Says in its error what it holds."""
-
-    def items(self) -> Any:
-        raise TypeError(f"no items of {dict(self)}")
-
-
-def circle() -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    found["n"] = found
-    return found
-
-
-# The ways to add the job: the address and the body.
-WAYS: list[tuple[str, dict[str, Any]]] = [(TRIGGER, ORDER), (BATCH, {"jobs": [ORDER]})]
-
-
-def test_what_json_cannot_say_is_the_fault_of_the_hook(
-    client: FlaskClient, conn: db.Connection, refused: Refused, capfd: pytest.CaptureFixture[str]
-) -> None:
-    @around_enqueue
-    def counts(job: dict[str, Any]) -> dict[str, Any]:
-        return job | {"lock_key": CANARY, "args": job["args"] | {"n": n}}
-
-    name = "test_api_hooks.test_what_json_cannot_say_is_the_fault_of_the_hook.<locals>.counts"
-    for n, kind in [  # noqa: B007  the hook reads it
-        (Decimal("1.5"), "Decimal"),
-        (date(2026, 1, 31), "date"),
-        (UUID(int=1), "UUID"),
-        ({CANARY}, "set"),
-        (float("nan"), None),
-        ({"m": [float("-inf")]}, None),
-        ({(CANARY, 1): 1}, None),
-        (Tall(secret=CANARY), None),
-        (circle(), None),
-        (10**5_000, None),
-    ]:
-        text = f"@around_enqueue: {name} should return what JSON can say" + (f", not {kind}" if kind else "")
-        for path, body in WAYS:
-            answer = client.post(path, json=body)
-            assert refused(answer, 500, "internal-error")["detail"] == text
-            log.flush()  # another test may have let a thread write the lines
-            logged = capfd.readouterr()
-            assert (text in logged.out, "hook.failed" in logged.out) == (True, True)
-            assert CANARY not in answer.text + logged.out + logged.err
-    assert rows(conn) == []
-
-
 def test_a_hook_that_returns_no_dict_is_named(client: FlaskClient, refused: Refused) -> None:
     around_enqueue(lambda job: None)
-    for path, body in WAYS:
+    for path, body in ((TRIGGER, ORDER), (BATCH, {"jobs": [ORDER]})):
         problem = refused(client.post(path, json=body), 500, "internal-error")
         assert "<lambda> should return the job's fields as a dict, not NoneType" in problem["detail"]
 

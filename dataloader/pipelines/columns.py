@@ -201,13 +201,8 @@ class Reader:
             raise ValueError(self._number_fault(text))
         before, whole, fraction, exponent, behind = match.groups("")
         digits = re.sub("[^0-9]", "", whole)
-        if self._is_guess and (
-            exponent
-            or behind
-            or before.strip() not in ("", "-")
-            or re.match("0[0-9]", digits)
-            or (before and not fraction and digits == "0")
-        ):
+        form = before.strip() + digits + "." * bool(fraction) + exponent + behind
+        if self._is_guess and not re.fullmatch(r"0|-?[1-9][0-9]*|-?(?:0|[1-9][0-9]*)?\.", form):
             raise ValueError(_GUESSED.format("a number in a form that it would lose, such as zeros in front"))
         if self._kind == "integer" and (fraction or exponent):
             if fraction == "000" and len(digits) <= 3 and not {"decimal", "thousands"} & self._values.model_fields_set:

@@ -11,7 +11,6 @@ import codecs
 import csv
 import io
 import re
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
@@ -185,7 +184,7 @@ class CsvFile(FileSource):
         self._one = self._many = re.compile("(?!)")  # match one record, and many of them, that may pass in a block
         self._skip_to_header()
         mark = "," if layout.widths else layout.delimiter or self._recognized()
-        is_cut = bool(layout.widths or mark == WHITESPACE)
+        self._is_cut = is_cut = bool(layout.widths or mark == WHITESPACE)
         self._delimiter, self._quote = mark, _NO_QUOTE if is_cut else layout.quote or _NO_QUOTE
         self._is_foreign = bool(is_cut or layout.quote != '"' or layout.escape or not mark.isascii())
         self._is_copy = layout.quote == "" and layout.escape == "\\"  # the text form of COPY, and of MySQL
@@ -523,14 +522,9 @@ class CsvFile(FileSource):
             return None
 
     def _within(self, text: str, at: int) -> str:
-        """The column of the character, for a message."""
-        if self._layout.widths:
-            number = bisect_right(list(accumulate(self._layout.widths)), at)
-        elif self._delimiter == WHITESPACE:
-            number = len(text[: at + 1].split()) - 1
-        else:
-            number = sum(field.end() <= at for field in self._cut(text))
-        return f", column {self.names[number]}" if number < len(self.names) else ""
+        """The column of the character, for a message; without a delimiter the line alone has to do."""
+        number = sum(field.end() <= at for field in self._cut(text))
+        return f", column {self.names[number]}" if not self._is_cut and number < len(self.names) else ""
 
     def _rewritten(self, text: str) -> str | Rejected:
         """The record as CSV with COPY's quotes, or nothing where it is blank."""

@@ -1,8 +1,8 @@
 """`load.csv`: a CSV file into a table, by key, all of it or nothing.
 
-PostgreSQL's own rules for CSV and for its types apply to the records, except that a quote within a field is literal. A
-file of up to PART_BYTES is read twice, first to count the records. A larger one is read once, in parts. Reading takes
-bounded memory: one record, or one chunk. Records that COPY reads as we do pass in blocks, by one match of a pattern.
+PostgreSQL's own rules for CSV and for its types apply to the records, except that a quote within a field is literal.
+Reading takes bounded memory: one record, or one chunk. Records that COPY reads as we do pass in blocks, by one match of
+a pattern.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from pydantic import AfterValidator, Field
 from dataloader.pipelines import Arguments, Context, FilePath, PermanentError, Progress
 from dataloader.queue import db
 
-PART_BYTES = 8 * 2**20  # of a small file, which comes at once
+PART_BYTES = 8 * 2**20  # of a file that comes at once
 _COMMITTED_BYTES = 4  # PART_BYTES between commits: a killed run reads at most these and a batch again
 _DIRECT_BYTES = 64  # in PART_BYTES: a larger file takes several transactions, because a killed run repeats one
 Finish = Callable[[psycopg.Connection[Any]], None]
@@ -217,7 +217,7 @@ class Source:
     in_target: Collection[str] = ()  # the columns of the table, whose types are its own
     stored: Sequence[str] = ()  # the types of the columns where COPY writes, once they are known
     size = 0  # bytes
-    total = 0  # records, once they are counted
+    total = 0  # records, where the source knows their number
     dialect: Mapping[str, Any] = {}  # what was recognized: for people
     _reading: Generator[Any, None, None] | None = None  # by a thread ahead
 
@@ -266,12 +266,6 @@ class Source:
         """The same records, of which many may come in one block; a block has at most `size` of them."""
         return self.records(begin)
 
-    def count(self) -> None:
-        """Read all records, for `expected`."""
-        for _ in self.items(self.begin, _BATCH_SIZE):
-            pass
-        self.total = self.place().records
-
     def place(self) -> Place:
         """The place of the next record."""
         return Place(None, self._count, self._count)
@@ -315,7 +309,7 @@ class FileSource(Source):
 
     @property
     def expected(self) -> int:
-        """The number of records; without a count, an estimate by the length of the records read."""
+        """The number of records, or an estimate by the length of those that were read."""
         return self.total or max(self._count, self._count * self.size // max(1, self.position))
 
     def require_unchanged(self) -> None:
@@ -361,8 +355,6 @@ def load(
     `is_job`, all that its job does, it leaves the job's checkpoint alone. Raises PermanentError for what the table
     refuses, and psycopg.Error for what another attempt may heal.
     """
-    if source.size and not (source.total or source.has_parts):
-        source.count()
     _require_sense(wanted, source)
     with permanent(f"{source.origin} into {wanted.table}", wanted.table, source.columns):
         return (yield from _Load(context, wanted, source, finish, is_job).steps())

@@ -621,9 +621,11 @@ class Shaped(Source):
     @property
     def expected(self) -> int | None:
         """How many records there are; without a count, if the others are as long as those that were read."""
-        if self.total or not self._bases:
-            return self.total
+        if not self._bases:
+            return None
         read, inner = self.place().records, cast(csv_table.FileSource, self._inner)
+        if inner.total and len(self._entries) == 1:
+            return inner.total
         # In the packed file, whose size is known: a reader may count unpacked bytes.
         at = inner.position - self._begins[self._at]
         packed = sum(self._sizes[: self._at]) + max(0, min(at, self._sizes[self._at]))

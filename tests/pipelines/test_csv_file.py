@@ -118,12 +118,9 @@ def test_a_header_alone_makes_an_empty_table(load: Run, rows: Rows) -> None:
 
 
 def test_progress_counts_records(load: Run) -> None:
-    assert load(b'id\n"1"\n\n2\n3\n4\n5', batch_rows=2) == [
-        {"processed": 2, "total": 5},
-        {"processed": 4, "total": 5},
-        {"processed": 5, "total": 5},
-        {"processed": 5, "total": 5, "phase": "merging"},
-    ]
+    *reports, last = load(b'id\n"1"\n\n2\n3\n4\n5', batch_rows=2)
+    assert [report["processed"] for report in reports] == [2, 4, 5]
+    assert last == {"processed": 5, "total": 5, "phase": "merging"}
 
 
 # Forms of files

@@ -48,6 +48,10 @@ SELECT tablename FROM pg_tables
    SELECT FROM dl_fence WHERE job_id = substr(tablename, 13, 32)::uuid AND job_id <> {job_id}
       AND raised_at > now() - interval '7 days');
 
+-- name: unfit
+-- Whether a staged value differs from what its cast to another type and back leaves of it.
+SELECT EXISTS (SELECT FROM {staging} WHERE {cast} IS DISTINCT FROM {value});
+
 -- name: is_future
 -- Whether the staging table can become the target.
 SELECT relpersistence = 'p' FROM pg_class WHERE oid = {staging_name}::regclass;
@@ -61,8 +65,8 @@ COPY {staging} ({columns}) FROM STDIN (FORMAT binary);
 
 -- name: takes_copy
 -- COPY passes rules, and takes values for a column that is GENERATED ALWAYS AS IDENTITY; a trigger may count statements.
--- A key that may be NULL has to be refused.
-SELECT NOT relhasrules AND NOT relrowsecurity AND has_table_privilege(oid, 'UPDATE')
+-- A key that may be NULL has to be refused. Rows that are there may have keys of the source.
+SELECT {is_free} AND NOT relhasrules AND NOT relrowsecurity AND has_table_privilege(oid, 'UPDATE')
    AND NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = c.oid AND NOT tgisinternal)
    AND NOT EXISTS (
      SELECT FROM pg_attribute

@@ -21,7 +21,6 @@ from pydantic import AfterValidator, Field
 
 from dataloader.pipelines import Arguments, Context, PermanentError, Progress, csv_table, register, validated
 from dataloader.pipelines.csv_table import (
-    END,
     LONGEST_RECORD,
     Batch,
     Block,
@@ -150,7 +149,7 @@ class _Chunk(NamedTuple):
     text: str | bytes  # whole lines
     line: int = 0  # before it
     copied: Copied | None = None  # the same, if a record begins here
-    end: int | None = None  # where the thread that reads ahead came in the file
+    end: int | None = None  # where the thread that reads ahead has come in the file
 
 
 class CsvFile(FileSource):
@@ -164,7 +163,6 @@ class CsvFile(FileSource):
     names_columns = "header"
     hint = "; is the delimiter right?"
     is_typed = False
-    _end: int | None = None  # of what is in use, while a thread reads ahead
 
     def __init__(
         self, path: str, descriptor: int, stream: io.TextIOWrapper, layout: Layout, is_checked: bool = False
@@ -216,10 +214,6 @@ class CsvFile(FileSource):
         return self._names
 
     @property
-    def position(self) -> int:
-        return super().position if self._end is None else self._end
-
-    @property
     def bytes_read(self) -> int:
         return self.position
 
@@ -268,9 +262,8 @@ class CsvFile(FileSource):
         """The records from here on that COPY reads as we do, at most so many; None where the next one is none."""
         begin = self._lines.tell()
         if begin == len(self._chunk):
-            if batch := self._batch():
+            if batch := self._advance(may_copy=True):
                 return batch
-            self._advance()
             begin = 0
         if not self._is_clean or (end := self._many.match(self._chunk, begin).end()) == begin:  # type: ignore[union-attr]
             return None
@@ -292,7 +285,6 @@ class CsvFile(FileSource):
         self._stream.seek(mark)
         self._stream.read(skipped)
         self._mark, self._chunk, self._lines = self._stream.tell(), "", io.StringIO()
-        self._waiting: _Chunk | None = None
         self._chunks, self._end = self._texts(), None
         if most and self._copied and self._is_utf8_file:
             from dataloader.pipelines.binary_copy import ahead
@@ -323,32 +315,23 @@ class CsvFile(FileSource):
             if self._copied and not is_odd and (copied := self._copied(text, line)):
                 size = min(_COPIED_CHUNK, len(text) * most * 9 // (copied.records * 10))
                 copied = copied if copied.records <= most else None
-            yield _Chunk(mark, text, line, copied, super().position)
+            yield _Chunk(mark, text, line, copied, self._read_to())
             line += copied.lines if copied else len(re.findall(b"\r\n?|\n", text))
         self._stream.seek(mark)
 
-    def _batch(self) -> tuple[int, Block | Batch] | None:
-        """The next chunk, which begins with a record, if it is copied."""
-        self._waiting = mark, text, line, copied, end = self._waiting or next(self._chunks)
-        if isinstance(text, str) or not copied or line != self._line:
-            return None
-        if self._chunk:  # as text
-            self._mark, self._chunk, self._lines = mark, "", io.StringIO()
-            return line + 1, END
-        self._waiting, self._mark, self._chunk, self._lines = None, mark + len(text), "", io.StringIO()
-        self._end = end
-        self._count += copied.records
-        self._line += copied.lines
+    def _advance(self, may_copy: bool = False) -> tuple[int, Batch] | None:
+        """Go to the next chunk; behind the last record it may be copied as a whole, and then these are its rows."""
+        self._mark, text, line, copied, self._end = next(self._chunks)
+        if may_copy and copied and line == self._line:
+            self._mark, self._chunk, self._lines = self._mark + len(text), "", io.StringIO()
+            self._count += copied.records
+            self._line += copied.lines
 
-        def singles(number: int) -> Iterator[tuple[int, str]]:
-            return self._fitted(number, Block(_ends_by_lf(text.decode()), copied.records)).singles(number)
+            def singles(number: int) -> Iterator[tuple[int, str]]:
+                block = Block(_ends_by_lf(str(text, "utf-8")), copied.records)  # type: ignore[arg-type]
+                return self._fitted(number, block).singles(number)
 
-        return line + 1, Batch(copied.records, len(text), copied.binary, singles)
-
-    def _advance(self) -> None:
-        """Read the next chunk; it ends where a line does."""
-        self._mark, text, *_, self._end = self._waiting or next(self._chunks)
-        self._waiting = None
+            return line + 1, Batch(copied.records, len(text), copied.binary, singles)
         text = self._chunk = text if isinstance(text, str) else text.decode("utf-8", _mark_undecodable.__name__)
         self._lines = io.StringIO(text, newline="")
         self._is_utf8 = self._may_be_utf8 and not text.isascii() and self._reads_as_utf8(text)
@@ -362,6 +345,7 @@ class CsvFile(FileSource):
             or len(text) >= LONGEST_RECORD
             or not _is_unicode(text)
         )
+        return None
 
     def _reads_as_utf8(self, text: str) -> bool:
         """Whether the text is UTF-8, or has an emoji in UTF-8."""
@@ -403,7 +387,7 @@ class CsvFile(FileSource):
                 self._stream.seek(0)
         except UnicodeError:  # UTF-16 and UTF-32 without their byte order mark
             raise self.error(1, f"should begin with the byte order mark of {self._encoding}") from None
-        self._waiting, self._chunks = None, self._texts()
+        self._chunks = self._texts()
         self._advance()
         self._line = self._layout.skip_rows
         for _ in range(self._line):

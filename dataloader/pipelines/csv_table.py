@@ -15,7 +15,6 @@ import re
 import select
 import stat
 import time
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -26,6 +25,7 @@ from uuid import UUID
 
 import psycopg
 from psycopg import errors, sql
+from psycopg.adapt import Transformer
 from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import tuple_row
@@ -53,6 +53,7 @@ _LINE_ENDS = re.compile("\r\n?|\n")
 _IN_COPY = re.compile(r'(?m)^[^:"\n]*(?:COPY|복사)[^:\n]*')
 _COUNTS = ("inserted", "updated", "unchanged", "deleted", "duplicate_keys", "rejected")
 _BITS = {"smallint": 16, "integer": 32, "bigint": 64}
+_UNLIMITED = {"numeric": "numeric", "character varying": "text", "character": "text"}
 _ALIASES = {
     **{"int2": "smallint", "int": "integer", "int4": "integer", "int8": "bigint"},
     **{"decimal": "numeric", "float4": "real", "float8": "double precision"},
@@ -182,9 +183,7 @@ class Place(NamedTuple):
     repeated_headers: int = 0
 
 
-END = Block("", 0)  # of the batch that COPY gets as text: rows of Arrow come next
-Text = str | Block
-Item = Text | Rejected | Batch
+Item = str | Block | Rejected | Batch
 
 
 class _OtherTypesError(RuntimeError):
@@ -296,6 +295,8 @@ class Source:
 class FileSource(Source):
     """The records of a file, which a program may change meanwhile."""
 
+    _end: int | None = None  # where the file's part ends that is in use, while a thread reads ahead
+
     def __init__(self, path: str, descriptor: int) -> None:
         super().__init__(path)
         self._descriptor = descriptor
@@ -305,7 +306,7 @@ class FileSource(Source):
     @property
     def position(self) -> int:
         """Where reading has come in the file, some thousand bytes ahead of the records."""
-        return os.lseek(self._descriptor, 0, os.SEEK_CUR)
+        return self._read_to() if self._end is None else self._end
 
     @property
     def expected(self) -> int:
@@ -315,6 +316,9 @@ class FileSource(Source):
     def require_unchanged(self) -> None:
         if self._fingerprint() != self.version:
             raise RuntimeError(f"a program wrote to {self.origin} during the load")
+
+    def _read_to(self) -> int:
+        return os.lseek(self._descriptor, 0, os.SEEK_CUR)
 
     def _fingerprint(self) -> list[Any]:
         status = os.fstat(self._descriptor)
@@ -413,10 +417,11 @@ class _Load:
         """Load by the quickest way; all ways have the same result."""
         if not self._is_job:
             return (yield from self._at_once())
-        if (counts := appended(self._context, self._wanted)) is not None:
-            return counts
+        saved = self._context.checkpoint or {}
+        if "counts" in saved and (self._wanted.mode == "append" or saved.get("file") == self._source.version):
+            return _again(saved["counts"])
         # A file can be read again by another way.
-        if not self._context.checkpoint and 0 < self._source.size <= _DIRECT_BYTES * PART_BYTES:
+        if not saved and 0 < self._source.size <= _DIRECT_BYTES * PART_BYTES:
             with suppress(_NotDirectlyError):
                 return (yield from self._at_once(is_direct=True))
         return (yield from (self._in_parts() if self._source.has_parts else self._at_once()))
@@ -453,11 +458,9 @@ class _Load:
         the next run does not read again.
         """
         saved = self._context.checkpoint or {}
-        is_other = saved.get("file") != self._source.version  # or there is no checkpoint
-        if "counts" in saved and not is_other:
-            return _again(saved["counts"])
+        is_same = saved.get("file") == self._source.version  # else there may be no checkpoint
         try:
-            yield from self._staged(None if is_other else Place(*saved["place"]))
+            yield from self._staged(Place(*saved["place"]) if is_same else None)
             with self._table(is_lasting=True) as table:
                 table.require_staged()
                 return (yield from self._end(table))
@@ -532,7 +535,6 @@ class Table:
         self.is_done, self.copied = False, 0  # whether `copy` has come to the end of the records; the rows until then
         self.conn, self._check = conn, context.check
         self._wanted, self._source, self._staging = wanted, source, staging_of(context.job_id)
-        self._sent: list[tuple[int, Text]] = []  # to a COPY that failed, with the numbers by which people know them
         self._cursor = conn.cursor(row_factory=tuple_row)
         [(self._schema,)] = self._cursor.execute("SELECT current_schema()").fetchall()
         if not self._schema:
@@ -579,18 +581,18 @@ class Table:
         Raises PermanentError when the table does not fit the records.
         """
         if not self._value("kind"):
-            self._patiently("lock")
+            self._do("lock")
         if not self._value("kind"):
             if self._value("is_future"):
                 return True
-            self._execute("CREATE TABLE {table} ({typed})")
+            self._do("CREATE TABLE {table} ({typed})")
             self._complete()
         self._change()
         return False
 
     def columns(self, name: str = "table_name", types: LiteralString = "columns") -> dict[str, str]:
         """The columns of the target, or of its staging table, with their types; none where it is missing."""
-        return dict(self._execute(types, table_name=self._parts[name]).fetchall())
+        return dict(self._rows(types, table_name=self._parts[name]))
 
     def takes_copy(self) -> bool:
         """Whether COPY may fill the target itself: it appends, or the target is empty; then no other load writes to it.
@@ -600,40 +602,35 @@ class Table:
         wanted = self._wanted
         if wanted.mode == "scd2" or wanted.partition or wanted.delete_missing or wanted.max_errors:
             return False
-        existing, columns = self._fitting(), self._source.columns
+        existing, columns, is_append = self._fitting(), self._source.columns, wanted.mode == "append"
+        self._parts["is_free"] = self._composed("true" if is_append else "NOT EXISTS (SELECT FROM {table})")
         if not existing.keys() >= columns.keys() or self._wider(existing) or not self._value("takes_copy"):
             return False
-        if wanted.mode != "append":
-            if not self._value("SELECT NOT EXISTS (SELECT FROM {table})"):
-                return False
-            self._patiently("LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
-            if not self._value("SELECT NOT EXISTS (SELECT FROM {table})"):
-                return False
-        else:  # the types may not change behind `items`
-            self._patiently("LOCK TABLE {table} IN ROW EXCLUSIVE MODE")
+        # Any lock keeps the types, which `items` reads; an empty table has to stay so.
+        self._do("LOCK TABLE {table} IN " + ("" if is_append else "SHARE ") + "ROW EXCLUSIVE MODE")
         self._parts |= {"staging": self._parts["table"], "staging_name": self._parts["table_name"]}
-        return True
+        return bool(self._value("takes_copy"))
 
     def make_staging(self) -> None:
         """Make the staging table anew, as the target is now; while there is no target, of the source's types."""
-        for (name,) in self._execute("left_over").fetchall():
-            self._execute("DROP TABLE IF EXISTS {left}", left=sql.Identifier(self._schema, name))
+        for (name,) in self._rows("left_over"):
+            self._do("DROP TABLE IF EXISTS {left}", left=sql.Identifier(self._schema, name))
         existing = self._fitting() if self._value("kind") else {}
         self._source.in_target = existing
         if not existing and self._is_here:
             self._place_staging(self._schema, "")  # the staging table becomes the target
         like = "LIKE {table} INCLUDING CONSTRAINTS" if existing else "{typed}"
-        self._execute("stage", like=self._composed(like))
+        self._do("stage", like=self._composed(like))
         if self._wanted.max_errors:
-            self._execute("stage_rejects")
+            self._do("stage_rejects")
         columns = self._source.columns
         changes = [_formatted("DROP COLUMN {} CASCADE", name) for name in existing if name not in columns]
         changes += [_formatted("ALTER COLUMN {} SET NOT NULL", name) for name in self._wanted.key]
         if existing:
             changes += [_typed("ADD COLUMN {} ", name, columns[name]) for name in columns if name not in existing]
-            changes += [_typed("ALTER COLUMN {} TYPE ", name, new) for name, new, _ in self._wider(existing)]
+            changes += [_typed("ALTER COLUMN {} TYPE ", name, new) for name, new in self._wider(existing).items()]
         if changes:
-            self._execute("ALTER TABLE {staging} {changes}", changes=sql.SQL(", ").join(changes))
+            self._do("ALTER TABLE {staging} {changes}", changes=sql.SQL(", ").join(changes))
 
     def is_staged(self) -> bool:
         """Whether the staging table is there with its rows: the server may have crashed."""
@@ -650,7 +647,7 @@ class Table:
 
     def drop_staging(self) -> None:
         """Drop the staging table, if there is one."""
-        self._execute("DROP TABLE IF EXISTS {staging}, {staged_rejects}")
+        self._do("DROP TABLE IF EXISTS {staging}, {staged_rejects}")
 
     def items(self, begin: Place) -> Iterator[tuple[int, Item]]:
         """The source's items from there on, for `copy`."""
@@ -662,17 +659,19 @@ class Table:
     def copy(self, items: Iterator[tuple[int, Item]]) -> int:
         """Copy the next batch into the staging table; returns how many records it had.
 
-        PostgreSQL reports an error at the end of a COPY, so a batch is one.
+        PostgreSQL reports an error at the end of a COPY, so a batch is one; rows of Arrow behind its text are another.
         """
         before = self._source.place().records
-        if (first := next(items, None)) is None:
-            self.is_done = True
-        elif not isinstance(first[1], Batch):
-            self._copy_as_text(chain([first], items))
-        elif not first[1].binary or not self._copied_in_binary(first[1].binary):
-            singles = iter(first[1].singles(first[0]))
-            while (single := next(singles, None)) is not None:
-                self._copy_as_text(chain([single], singles))
+        following = next(items, None)
+        self.is_done = following is None
+        while following is not None:
+            number, item = following
+            if not isinstance(item, Batch):
+                following = self._copy_as_text(chain([following], items))
+                continue
+            if not item.binary or not self._copied_in_binary(item.binary):
+                self._copy_each(item.singles(number))
+            following = None
         return self._source.place().records - before
 
     def _copied_in_binary(self, parts: Sequence[Any]) -> bool:
@@ -688,72 +687,78 @@ class Table:
         self.copied += self._cursor.rowcount
         return True
 
-    def _batch(
-        self, items: Iterator[tuple[int, Item]], rejects: list[tuple[int, Rejected]]
-    ) -> Iterator[tuple[int, Text]]:
-        """The records of one COPY; those that their reader refuses go to `rejects`."""
-        rows = size = 0
-        for number, item in items:
-            if isinstance(item, str):  # most are
-                yield number, item
-                rows, size = rows + 1, size + len(item) + _RECORD_SIZE
-            elif isinstance(item, Rejected):
-                rejects.append((number, item))
-                rows, size = rows + 1, size + len(item.text)
-            elif isinstance(item, Batch):  # it follows records of another file
-                for at, single in item.singles(number):
-                    if isinstance(single, Rejected):
-                        rejects.append((at, single))
-                    else:
-                        yield at, single
-                rows, size = rows + item.records, size + item.bytes
-            elif item is END:
-                return
-            else:
-                yield number, item
-                rows, size = rows + item.records, size + len(item.text)
-            if rows >= self._wanted.batch_rows or size > _BATCH_SIZE or len(rejects) > self._wanted.max_errors:
-                return
+    def _copy_each(self, items: Iterable[tuple[int, Item]]) -> None:
+        """Copy all these records, a batch at a time."""
+        left = iter(items)
+        while (first := next(left, None)) is not None:
+            self._copy_as_text(chain([first], left))
 
-    def _copy_as_text(self, items: Iterator[tuple[int, Item]]) -> None:
-        """Copy the next batch; stage each record that its reader or PostgreSQL refuses, with the reason.
+    def _copy_as_text(self, items: Iterator[tuple[int, Item]]) -> tuple[int, Batch] | None:
+        """Copy the next records, up to a batch of them; where PostgreSQL refuses one, copy each half alone.
 
-        Raises the error of the first record beyond `max_errors`.
+        Returns the rows of Arrow that end the batch, if they do. Raises the error of the first record beyond
+        `max_errors`, behind which none is copied.
         """
+        # Two lists: a tuple for each record would cost a fifth of the time of records that come one by one.
+        numbers, sent = list[int](), list[Item]()
         rejects: list[tuple[int, Rejected]] = []
-        refused: list[tuple[int, Rejected]] = []
-        self._copy_without_rejects(self._batch(items, rejects), rejects, refused)
-        if rejects or refused:
-            self._reject(sorted(rejects + refused))
-
-    def _copy_without_rejects(
-        self,
-        rows: Iterator[tuple[int, Text]],
-        rejects: Sequence[tuple[int, Rejected]],
-        refused: list[tuple[int, Rejected]],
-    ) -> None:
-        """Copy the records; where PostgreSQL refuses one, copy each half alone. The refused ones go to `refused`.
-
-        `rejects` are those of the reader. No record is copied behind more wrong ones than `max_errors`.
-        """
+        chunk: list[str] = []
+        following: tuple[int, Batch] | None = None
+        error: psycopg.Error | None = None
+        rows = size = unsent = 0
         try:
-            with self.conn.transaction():
-                self._copy(rows)
+            with self.conn.transaction(), self._cursor.copy(self._composed("copy")) as copy:
+                copy.write(b"\n")  # the header
+                for number, item in items:
+                    count = 1
+                    if isinstance(item, str):  # most are
+                        # Before PostgreSQL 18 a line `\\.` ends the data.
+                        text = f"{item}\n" if item != "\\." else '"\\."\n'
+                        size += len(text) + _RECORD_SIZE
+                    elif isinstance(item, Batch):
+                        following = number, item
+                        break
+                    elif isinstance(item, Block):
+                        text, count = item.text, item.records
+                        size += len(text)
+                    else:
+                        rejects.append((number, item))
+                        text = ""
+                        size += len(item.text)
+                    numbers.append(number)
+                    sent.append(item)
+                    chunk.append(text)
+                    rows, unsent = rows + count, unsent + len(text)
+                    if unsent > _COPIED_AT_ONCE:  # a call for each record would be slow
+                        copy.write("".join(chunk).encode())
+                        chunk, unsent = [], 0
+                    if rows >= self._wanted.batch_rows or size > _BATCH_SIZE or len(rejects) > self._wanted.max_errors:
+                        break
+                copy.write("".join(chunk).encode())
         except psycopg.Error as e:
             is_twice = isinstance(e, errors.UniqueViolation) and self._wanted.mode != "append"  # for `_at_once`
-            if not _IN_COPY.search(e.diag.context or "") or is_twice or not is_permanent(e):
+            if not (sent and _IN_COPY.search(e.diag.context or "")) or is_twice or not is_permanent(e):
                 raise
-            items = [*self._sent, *rows]
-            if len(items) == 1:
-                items = [*_singles(*items[0])]
-            if len(items) == 1:
-                [(number, record)] = items
-                refused.append((number, Rejected(self._reason(e), str(record))))
-                return
-            half = len(items) // 2
-            for some in (items[:half], items[half:]):
-                if len(refused) + bisect_left(rejects, some[0][:1]) <= self._wanted.max_errors:
-                    self._copy_without_rejects(iter(some), rejects, refused)
+            error = e
+        else:
+            self.copied += self._cursor.rowcount
+        if error:  # outside of its handler: in the chain of another error its DETAIL would quote a row
+            self._copy_halves([*zip(numbers, sent, strict=True)], error)
+        elif rejects:
+            self._reject(rejects)
+        return following
+
+    def _copy_halves(self, sent: list[tuple[int, Item]], error: psycopg.Error) -> None:
+        """Copy each half of the records that PostgreSQL has refused with this error; a single one is rejected."""
+        number, item = sent[0]
+        if len(sent) == 1 and isinstance(item, Block):
+            sent = [*item.singles(number)]
+        if len(sent) == 1:
+            self._reject([(number, Rejected(self._reason(error), str(sent[0][1])))])
+            return
+        half = len(sent) // 2
+        self._copy_each(sent[:half])
+        self._copy_each(sent[half:])
 
     def _reject(self, rejects: list[tuple[int, Rejected]]) -> None:
         most = self._wanted.max_errors
@@ -772,57 +777,36 @@ class Table:
         """Move the rejected records to the target's own table of them; returns their number."""
         if not self._wanted.max_errors:
             return 0
-        self._patiently("lock")
+        self._do("lock")
         if self._value("SELECT to_regclass({rejects_name}) IS NULL"):
-            self._execute("create_rejects")
-            for (statement,) in self._execute("rights_to_rejects").fetchall():
+            self._do("create_rejects")
+            for (statement,) in self._rows("rights_to_rejects"):
                 self._cursor.execute(statement.encode())
-        return self._execute("keep_rejects").rowcount
-
-    def _copy(self, items: Iterable[tuple[int, Text]]) -> None:
-        # Two lists: a tuple for each record would cost a fifth of the time of records that come one by one.
-        numbers, sent = list[int](), list[Text]()
-        chunk: list[str] = []
-        size = 0
-        try:
-            with self._cursor.copy(self._composed("copy")) as copy:
-                copy.write(b"\n")  # the header
-                for number, item in items:
-                    numbers.append(number)
-                    sent.append(item)
-                    # A call per record would be slow too.
-                    text = f"{item}\n" if isinstance(item, str) and item != "\\." else _text(item)
-                    chunk.append(text)
-                    size += len(text)
-                    if size > _COPIED_AT_ONCE:
-                        copy.write("".join(chunk).encode())
-                        chunk, size = [], 0
-                copy.write("".join(chunk).encode())
-        except psycopg.Error:
-            self._sent = [*zip(numbers, sent, strict=True)]
-            raise
-        self.copied += self._cursor.rowcount
+        return self._do("keep_rejects")
 
     def write(self) -> dict[str, int]:
         """Bring the staged rows into the target, and drop the staging table; returns the numbers of rows."""
-        is_new = self.find()
-        wanted, scope = self._wanted, self._scope()
-        if is_new:
-            return self._adopt()
-        self._execute("SET LOCAL work_mem = '64MB'")
-        staged, distinct = self._numbers("count_staged" if wanted.key else "SELECT count(*), count(*) FROM {staging}")
+        is_new, scope = self.find(), self._scope()
+        counts = dict.fromkeys(_COUNTS, 0) | (self._adopt() if is_new else self._merge(scope))
+        counts["rejected"] = self._keep_rejects()
+        self.drop_staging()
+        return counts
+
+    def _merge(self, scope: sql.Composable) -> dict[str, int]:
+        wanted = self._wanted
+        self._do("SET LOCAL work_mem = '64MB'")
+        [(staged, distinct)] = self._rows("count_staged" if wanted.key else "SELECT count(*), count(*) FROM {staging}")
         if wanted.key:
-            self._patiently("ANALYZE {staging} ({key})")
+            self._do("ANALYZE {staging} ({key})")
             self._parts["last"] = self._composed("last" if distinct < staged else "{staging}")
         deletes = wanted.mode == "replace" or bool(wanted.delete_missing)
         if deletes or wanted.mode == "scd2":
             # No other writes; readers go on.
-            self._patiently("LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
+            self._do("LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
         # Not now(): the transaction may have begun before the versions that another load has made meanwhile.
         self._parts["now"] = sql.Literal(self._value("SELECT clock_timestamp()"))
-        before = 0
-        if deletes:
-            [before] = self._numbers("SELECT count(*) FROM {table} AS old WHERE {scope}", scope=scope)
+        counted: LiteralString = "SELECT count(*) FROM {table} AS old WHERE {scope}"
+        before = self._value(counted, scope=scope) if deletes else 0
         deleted = self._vanish(scope) if deletes else 0
         inserted, updated = self._insert()
         vanished = deleted if wanted.key else max(0, deleted - inserted)
@@ -831,13 +815,9 @@ class Table:
                 f"max_delete: {vanished} of the {before} rows would vanish, and it allows"
                 f" {wanted.max_delete:.0%}; does the {self._source.names_columns} lack rows?"
             )
-        rejected = self._keep_rejects()
-        self.drop_staging()
         unchanged = 0 if wanted.mode == "append" or not wanted.key else distinct - inserted - updated
-        return {"inserted": inserted, "updated": updated, "unchanged": unchanged, "deleted": deleted} | {
-            "duplicate_keys": staged - distinct,
-            "rejected": rejected,
-        }
+        counts = {"inserted": inserted, "updated": updated, "unchanged": unchanged, "deleted": deleted}
+        return counts | {"duplicate_keys": staged - distinct}
 
     def _scope(self) -> sql.Composable:
         """The condition of the rows that the load may delete: those of the partition, or those that are there."""
@@ -852,7 +832,7 @@ class Table:
         ]
         scope = sql.SQL(" AND ").join(is_in) if is_in else sql.SQL("true")
         unfit: LiteralString = "SELECT count(*) FROM {staging} AS old WHERE ({scope}) IS NOT TRUE"
-        if is_in and self._numbers(unfit, scope=scope) != [0]:
+        if is_in and self._value(unfit, scope=scope):
             raise PermanentError(f"partition: the {self._source.names_columns} has rows of another one")
         return scope
 
@@ -869,33 +849,38 @@ class Table:
             change = "UPDATE {table} AS old SET {deleted} = {now} WHERE {missing}"
         else:
             change = "DELETE FROM {table} AS old WHERE {missing}"
-        return self._patiently(change, missing=missing, deleted=sql.Identifier(wanted.deleted_column))
+        return self._do(change, missing=missing, deleted=sql.Identifier(wanted.deleted_column))
 
     def _insert(self) -> tuple[int, int]:
         """Insert what is new, and update what differs; the numbers of both."""
         wanted = self._wanted
         if wanted.mode == "scd2":
-            closed = self._patiently("close")
-            opened = self._patiently("open")
+            closed = self._do("close")
+            opened = self._do("open")
             return opened - closed, closed
         if wanted.mode == "append" or not wanted.key:
-            return self._patiently("append"), 0
-        before = self._row("written")
-        self._patiently("merge")
-        after = self._row("written")
+            return self._do("append"), 0
+        [before] = self._rows("written")
+        self._do("merge")
+        [after] = self._rows("written")
         return after[0] - before[0], after[1] - before[1]
 
-    def _patiently(self, statement: LiteralString, **more: sql.Composable) -> int:
-        """Execute a statement that may be long; returns the number of rows."""
+    def _do(self, statement: LiteralString, **more: sql.Composable) -> int:
+        """Execute a statement; returns the number of rows."""
         return self._result(statement, **more).command_tuples or 0
 
-    def _numbers(self, statement: LiteralString, **more: sql.Composable) -> list[int]:
-        """The row of a query that may be long; its values are numbers."""
+    def _rows(self, statement: LiteralString, **more: sql.Composable) -> list[tuple[Any, ...]]:
         result = self._result(statement, **more)
-        return [int(result.get_value(0, column) or 0) for column in range(result.nfields)]
+        values = Transformer(self.conn)
+        values.set_pgresult(result)
+        return values.load_rows(0, result.ntuples, tuple)
+
+    def _value(self, statement: LiteralString, **more: sql.Composable) -> Any:
+        [[value]] = self._rows(statement, **more)
+        return value
 
     def _result(self, statement: LiteralString, **more: sql.Composable) -> PGresult:
-        """Execute a statement that may be long; a stop at its safe points ends it in the server too."""
+        """The result of a statement, which may be long; a stop at its safe points ends it in the server too."""
         pg = self.conn.pgconn
         pg.send_query(self._composed(statement, **more).as_bytes(self.conn))
         try:
@@ -912,21 +897,17 @@ class Table:
     def _adopt(self) -> dict[str, int]:
         """Make the staging table the target, which is quicker than to write the rows once more."""
         wanted, duplicates = self._wanted, 0
-        self._execute("ALTER TABLE {staging} RESET (autovacuum_enabled)")
-        self._execute("ALTER TABLE {staging} RENAME TO {name}")
+        self._do("ALTER TABLE {staging} RESET (autovacuum_enabled)")
+        self._do("ALTER TABLE {staging} RENAME TO {name}")
         try:
             with self.conn.transaction():
                 self._complete()
         except errors.UniqueViolation:
             if wanted.mode == "append":
                 raise
-            duplicates = self._patiently("drop_earlier")
+            duplicates = self._do("drop_earlier")
             self._complete()
-        rejected = self._keep_rejects()
-        self.drop_staging()
-        counts = dict.fromkeys(_COUNTS, 0)
-        [inserted] = self._numbers("SELECT count(*) FROM {table}")
-        return counts | {"inserted": inserted, "duplicate_keys": duplicates, "rejected": rejected}
+        return {"inserted": self._value("SELECT count(*) FROM {table}"), "duplicate_keys": duplicates}
 
     def _complete(self) -> None:
         """Give a new table the load's own columns, and its key."""
@@ -935,23 +916,13 @@ class Table:
         changes = [_typed("ADD COLUMN {} ", name, kind) for name, kind in own.items()]
         changes += [sql.SQL("ADD PRIMARY KEY ({})").format(joined("{}", key))] if key else []
         if changes:
-            self._patiently("ALTER TABLE {table} {changes}", changes=sql.SQL(", ").join(changes))
+            self._do("ALTER TABLE {table} {changes}", changes=sql.SQL(", ").join(changes))
         if wanted.mode == "scd2":
-            self._patiently("CREATE UNIQUE INDEX ON {table} ({key}) WHERE is_current")
+            self._do("CREATE UNIQUE INDEX ON {table} ({key}) WHERE is_current")
 
     def _composed(self, statement: LiteralString, **more: sql.Composable) -> sql.Composed:
         """The statement of this name in load.sql, or this one."""
         return sql.SQL(_SQL.get(statement, statement)).format(**(self._parts | more))
-
-    def _execute(self, statement: LiteralString, **more: sql.Composable) -> psycopg.Cursor[Any]:
-        return self._cursor.execute(self._composed(statement, **more))
-
-    def _value(self, statement: LiteralString, **more: sql.Composable) -> Any:
-        return self._row(statement, **more)[0]
-
-    def _row(self, statement: LiteralString, **more: sql.Composable) -> Any:
-        [row] = self._execute(statement, **more).fetchall()
-        return row
 
     def _fitting(self) -> dict[str, str]:
         """The columns of the target with their types; raises PermanentError when it does not fit the records."""
@@ -966,16 +937,23 @@ class Table:
                 f"table: {table} should have the {theirs}'s columns, but lacks {_listed(missing)}; {remedy}"
             )
         is_merged = bool(key) and self._wanted.mode in ("merge", "replace")
-        if is_merged and not any(set(names) == set(key) for (names,) in self._execute("unique_keys")):
+        if is_merged and not any(set(names) == set(key) for (names,) in self._rows("unique_keys")):
             raise PermanentError(f"key: {table} should have a unique index on exactly {_listed(key)}")
         return existing
 
-    def _wider(self, existing: Mapping[str, str]) -> list[tuple[str, str, str]]:
-        """The columns that may have to be wider: name, new type, and the condition of the values that need it."""
-        if self._wanted.schema_change != "widen":
-            return []
-        columns = [(name, wider(existing[name], new)) for name, new in self._source.columns.items() if name in existing]
-        return [(name, *change) for name, change in columns if change]
+    def _wider(self, existing: Mapping[str, str]) -> dict[str, str]:
+        """The columns that may have to be wider, with their new types."""
+        columns = self._source.columns if self._wanted.schema_change == "widen" else {}
+        return {name: new for name in columns if name in existing and (new := wider(existing[name], columns[name]))}
+
+    def _needs(self, name: str, old: str, new: str) -> bool:
+        """Whether the staged values of a column of the new type would be others in the old one, or none."""
+        cast = sql.SQL("{name}::" + old + "::" + new).format(name=sql.Identifier(name))
+        try:
+            with self.conn.transaction():
+                return bool(self._value("unfit", value=sql.Identifier(name), cast=cast))
+        except errors.DataError:
+            return True
 
     def _change(self) -> None:
         """Add the columns that the target lacks, and widen those for which a staged value is too large."""
@@ -983,15 +961,13 @@ class Table:
         columns = {**self._source.columns, **_own_columns(self._wanted)}
         changes = [_typed("ADD COLUMN {} ", name, kind) for name, kind in columns.items() if name not in existing]
         back: list[sql.Composed] = []
-        for name, new, condition in self._wider(existing):
-            unfit = _formatted(condition, name)
-            found: LiteralString = "SELECT count(*) FROM (SELECT FROM {staging} WHERE {unfit} LIMIT 1) AS found"
-            is_needed = self._numbers(found, unfit=unfit) != [0]
+        for name, new in self._wider(existing).items():
+            is_needed = self._needs(name, existing[name], new)
             kind = new if is_needed else existing[name]
             (changes if is_needed else back).append(_typed("ALTER COLUMN {} TYPE ", name, kind))
         for table, some in {"{table}": changes, "{staging}": back}.items():
             if some:
-                self._patiently("ALTER TABLE " + table + " {changes}", changes=sql.SQL(", ").join(some))
+                self._do("ALTER TABLE " + table + " {changes}", changes=sql.SQL(", ").join(some))
         types, staged = self.columns(), self.columns("staging_name")
         if others := [name for name in self._source.columns if types[name] != staged[name]]:
             # A cast would change values without a word: 1.5 would become 2.
@@ -1029,17 +1005,6 @@ def await_bytes(pg: PGconn, check: Callable[[], None], events: int = select.POLL
     while not poll.poll(_SLICE_MS):
         check()
     pg.consume_input()
-
-
-def _text(item: Text) -> str:
-    """PURE: a record or a block with its line ends, for COPY."""
-    # Before PostgreSQL 18 a line `\\.` ends the data.
-    return item.text if not isinstance(item, str) else '"\\."\n' if item == "\\." else f"{item}\n"
-
-
-def _singles(number: int, item: Text) -> Iterator[tuple[int, Text]]:
-    """PURE: the records of an item with their numbers; that of the first is `number`."""
-    return item.singles(number) if isinstance(item, Block) else iter([(number, item)])
 
 
 def is_permanent(error: psycopg.Error) -> bool:
@@ -1080,26 +1045,16 @@ def _typed(template: LiteralString, name: str, kind: str) -> sql.Composed:
     return _formatted(template, name) + sql.SQL(kind)  # our own words, or those of PostgreSQL
 
 
-def wider(old: str, new: str) -> tuple[str, str] | None:
-    """PURE: the type that holds the values of both types, and the condition of values that need it; None: the old one.
+def wider(old: str, new: str) -> str | None:
+    """PURE: the type that holds the values of both types; None where that is the old one.
 
     An integer may become a larger one or numeric, and numbers and texts may lose their limits.
     """
-    name, bracket, limit = new.partition("(")
-    new = _ALIASES.get(name.strip().lower(), name.strip().lower()) + bracket + limit
-    kind, _, limits = old.partition("(")
-    numbers = re.findall(r"\d+", limits)
-    is_numeric = new.startswith("numeric")
-    if kind in _BITS and (is_numeric or _BITS.get(new, 0) > _BITS[kind]):
-        bound = 2 ** (_BITS[kind] - 1)
-        unfit = f"{{0}} NOT BETWEEN {-bound} AND {bound - 1} OR {{0}} <> trunc({{0}}::numeric)"
-        return "numeric" if is_numeric else new, unfit
-    if kind == "numeric" and numbers and is_numeric:
-        digits, scale = map(int, numbers)
-        return "numeric", f"{{0}} <> round({{0}}, {scale}) OR abs({{0}}) >= 1e{digits - scale}"
-    if kind in ("character varying", "character") and numbers and new == "text":
-        return "text", f"char_length({{0}}) > {numbers[0]}"
-    return (new, "true") if (kind, new) == ("real", "double precision") else None
+    name = new.partition("(")[0].strip().lower()
+    new, (kind, limit, _) = _ALIASES.get(name, name), old.partition("(")
+    is_larger = kind in _BITS and (new == "numeric" or _BITS.get(new, 0) > _BITS[kind])
+    is_without = limit and new == _UNLIMITED.get(kind)
+    return new if is_larger or is_without or (kind, new) == ("real", "double precision") else None
 
 
 def _formatted(template: LiteralString, name: str) -> sql.Composed:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dataloader.pipelines import PermanentError
 from dataloader.pipelines.csv_table import (
-    END,
     LONGEST_RECORD,
     PART_BYTES,
     UNSEEN,
@@ -84,7 +83,6 @@ class JsonFile(TypedFile):
 
     unit = "line"
     _lines: Lines | None = None
-    _end: int | None = None  # of what is in use, while a thread reads ahead
     as_json = dict.fromkeys((bool, Number, str, dict, list), _quoted_json) | {NoneType: lambda _: ""}
     plain = as_json | {bool: {True: "true", False: "false"}.__getitem__, Number: str, str: quoted}
 
@@ -126,10 +124,6 @@ class JsonFile(TypedFile):
             for name, some in types.items():
                 kinds.setdefault(name, set()).update(some)
         return {name: common_type(some) for name, some in kinds.items()}
-
-    @property
-    def position(self) -> int:
-        return super().position if self._end is None else self._end
 
     @property
     def bytes_read(self) -> int:
@@ -175,9 +169,8 @@ class JsonFile(TypedFile):
         self._line, self._count = begin.line, begin.records
         self._file.seek(self._offset)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-        self._text, self._at = "", 0
+        self._text, self._at, self._end = "", 0, None
         self._next: _Chunk | None = None
-        self._end: int | None = None
         if self._lines and most and not self._is_array:
             from dataloader.pipelines.binary_copy import ahead
 
@@ -190,7 +183,7 @@ class JsonFile(TypedFile):
         while text := self._file.read(size) + self._file.readline(LONGEST_RECORD):
             count = text.count(b"\n") + (not text.endswith(b"\n"))
             fits = count <= most and len(text) < 2 * _COPIED_BYTES
-            yield text, lines.read(text) if fits else None, super().position
+            yield text, lines.read(text) if fits else None, self._read_to()
             size = min(_COPIED_BYTES, len(text) * most * 9 // (count * 10))
 
     @staticmethod
@@ -214,15 +207,11 @@ class JsonFile(TypedFile):
         return line, Batch(copied.records, len(chunk.text), copied.binary, singles)
 
     def _rows(self) -> Iterator[tuple[int, Any]]:
-        is_text = False
         while self._has_more() and not (self._is_array and self._text[self._at] == "]"):
             if self._at == len(self._text) and self._next and self._next.copied:
-                if is_text:
-                    yield self._line, END
-                is_text = False
                 yield self._batch(self._next, self._next.copied)
                 continue
-            line, self._count, is_text = self._line, self._count + 1, True
+            line, self._count = self._line, self._count + 1
             yield line, self._row()
         if self._is_array:
             if self._at == len(self._text):

@@ -1,7 +1,7 @@
 """Fixtures of the pipelines' tests: a context on a real database, and a pipeline run to its end."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -110,6 +110,28 @@ def command(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run `dataloader` with these words; its target is the test's database."""
     monkeypatch.setenv("DL_TARGET_DSN", dsn)
     return lambda *words, **how: CliRunner().invoke(main, words, **how)
+
+
+@pytest.fixture
+def in_text(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of records that each COPY gets as text."""
+    seen: list[int] = []
+    copy_as_text = csv_table.Table._copy_as_text
+
+    def noted(self: csv_table.Table, items: Iterator[Any]) -> Any:
+        at = len(seen)
+        seen.append(0)
+
+        def counted() -> Iterator[Any]:
+            for number, item in items:
+                if not isinstance(item, csv_table.Batch):
+                    seen[at] += item.records if isinstance(item, csv_table.Block) else 1
+                yield number, item
+
+        return copy_as_text(self, counted())
+
+    monkeypatch.setattr(csv_table.Table, "_copy_as_text", noted)
+    return seen
 
 
 @pytest.fixture(params=[False, True], ids=["at once", "in parts"])

@@ -11,7 +11,6 @@ from judging import Load, Rows
 from test_arrow_block import KINDS, loaded, value
 
 from dataloader.pipelines import Context, csv_table, files, json_block, json_file
-from dataloader.pipelines.csv_table import Table
 
 ODD_VALUES = [
     *(
@@ -230,21 +229,12 @@ JSON = ',"{""a"": [1.50, ""\\\\""}""], ""x"": null}",8)'
 
 
 @pytest.fixture
-def in_text(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of records that COPY gets as text."""
-    seen: list[int] = []
-    copied = Table._copy
-
-    def noted(self: Table, items: Any) -> None:
-        items = [*items]
-        seen.append(len(items))
-        copied(self, items)
-
-    monkeypatch.setattr(Table, "_copy", noted)
+def in_text(in_text: list[int], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The same for small chunks."""
     monkeypatch.setattr(json_file, "_CHUNK_BYTES", 4_000)
     monkeypatch.setattr(json_file, "_COPIED_BYTES", 4_000)
     monkeypatch.setattr(csv_table, "PART_BYTES", 2**15)
-    return seen
+    return in_text
 
 
 def test_plain_values_come_in_binary_form_alone(job: Load, rows: Rows, tmp_path: Path, in_text: list[int]) -> None:

@@ -104,10 +104,10 @@ def takes_texts(kind: str) -> bool:
 
 
 def exact(kind: str) -> Any:
-    """PURE: the type of Arrow that has all values of this numeric type in 64 bits; None if there is none."""
+    """PURE: the type of Arrow that has all values and their groups of four digits in 64 bits; None if there is none."""
     match = re.fullmatch(r"numeric\((\d+),(\d+)\)", kind)
     digits, scale = map(int, match.groups()) if match else (0, 0)
-    return pa.decimal128(digits, scale) if scale <= digits and 0 < digits <= 18 else None
+    return pa.decimal128(digits, scale) if scale <= min(digits, 16) and 0 < digits <= 18 else None
 
 
 def _bare(kind: str) -> str:

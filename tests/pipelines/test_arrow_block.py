@@ -311,6 +311,7 @@ def test_an_end_ends_the_thread_that_reads_ahead(
     [
         *(("numeric(18,4)", "1844674407370956", True), ("numeric(18,16)", "20260102", True)),
         *(("numeric(18,4)", "12345678901234.5678", False), ("numeric(20,3)", "12345678901234567.891", False)),
+        *(("numeric(18,17)", "0.99999999999999999", False), ("numeric(18,18)", "0.987654321987654321", False)),
     ],
 )
 def test_a_number_has_all_its_digits_or_is_refused(

@@ -26,6 +26,8 @@ _EPOCH_DAYS, _DAY = 10_957, 86_400_000_000  # PostgreSQL counts days and microse
 _YEARS = (-719_162, 2_932_896)  # the first and the last day of the years 1 to 9999, which have one text
 _TEXTS = ("text", "character varying", "character", "json", "jsonb")
 _INTEGERS = {"smallint": pa.int16(), "integer": pa.int32(), "bigint": pa.int64()}
+_NUMBERS = (*_INTEGERS, "real", "double precision", "numeric")
+_PLAIN_LENGTH = 20  # of a number: within the limits of a float, and its point can move by 18 digits in Arrow
 # The forms of texts that Arrow and PostgreSQL read in one way, with the type of Arrow: canonical numbers, of which a
 # numeric keeps all digits and so stays a text, and a float is within its limits; times with minutes in zones of less
 # than 16 hours.
@@ -141,7 +143,10 @@ def _stored(column: Any, kind: str) -> Any:
         return column.storage
     if types.is_string(of) and kind in _FORMS:
         form, known = _FORMS[kind]
-        if pc.all(pc.match_substring_regex(column, f"^(?:{form})$")).as_py() is False:
+        if kind in _NUMBERS and (decimal or known) and _are_plain_numbers(column):
+            with suppress(pa.ArrowInvalid):
+                return _stored(column.cast(decimal or known), kind)
+        if pc.all(pc.match_substring_regex(_typical(column), f"^(?:{form})$")).as_py() is False:
             raise pa.ArrowInvalid("PostgreSQL reads the text")
         with suppress(pa.ArrowInvalid):  # PostgreSQL rounds other digits
             column = column.cast(decimal) if decimal else column
@@ -149,6 +154,30 @@ def _stored(column: Any, kind: str) -> Any:
     if not (same := _SAME.get((str(of), kind))):
         raise pa.ArrowInvalid("PostgreSQL reads the text")
     return _between(column, *_YEARS) if kind == "date" else column.cast(same)
+
+
+def _are_plain_numbers(column: Any) -> bool:
+    """Whether the texts are short, of digits, points and signs alone: then Arrow reads or refuses each as PostgreSQL."""
+    offsets, text = _offsets(column), column.buffers()[2] or b""
+    are_short = np.diff(offsets).max(initial=0) <= _PLAIN_LENGTH
+    return bool(are_short and not bytes(text[offsets[0] : offsets[-1]]).translate(None, b"-.0123456789"))
+
+
+def _typical(column: Any) -> Any:
+    """Texts that have one of the _FORMS only if all texts of the column have it; they are fewer where it is regular.
+
+    Where the texts have one length, and other bytes only where all have digits, these are the texts of the least and of
+    the greatest digits.
+    """
+    texts = column.drop_null()
+    offsets = _offsets(texts)
+    sizes = np.diff(offsets)
+    if not sizes.any() or (sizes != sizes[0]).any():
+        return column
+    places = np.frombuffer(texts.buffers()[2], np.uint8)[offsets[0] : offsets[-1]].reshape(len(texts), -1)
+    least, most = places.min(axis=0), places.max(axis=0)
+    are_regular = (least == most) | ((least >= ord("0")) & (most <= ord("9")))
+    return pa.array([bytes(least), bytes(most)]).cast(pa.string()) if are_regular.all() else column
 
 
 def _between(column: Any, least: int, most: int) -> Any:
@@ -177,8 +206,8 @@ def _rows(columns: list[Any], count: int) -> Any:
             run += field
     parts += [_elements(count, run)] if run else []
     joined = pc.binary_join_element_wise(*parts, b"")
-    first, last = np.frombuffer(joined.buffers()[1], np.int32)[[joined.offset, joined.offset + count]]
-    return joined.buffers()[2].slice(int(first), int(last - first))
+    offsets = _offsets(joined)
+    return joined.buffers()[2][offsets[0] : offsets[-1]]
 
 
 def _fixed(column: Any) -> _Numbers:
@@ -232,6 +261,11 @@ def _numeric_of_text(column: Any) -> _Numbers:
     words[:, 2] = np.where(pc.starts_with(column, "-"), 0x4000, 0)
     words[:, 4:] = fours @ np.array([1_000, 100, 10, 1], np.int16)
     return words
+
+
+def _offsets(column: Any) -> _Numbers:
+    """Where the texts of a column begin in its bytes, and where the last one ends."""
+    return np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
 
 
 def _values(column: Any, kind: str) -> _Numbers:

@@ -44,21 +44,8 @@ from dataloader.model.jobs import Status
 if TYPE_CHECKING:
     from dataloader.client.asynchronous import AsyncClient
 
-__all__ = [
-    "AsyncClient",
-    "Client",
-    "ClientError",
-    "Conflict",
-    "Forbidden",
-    "JobFailed",
-    "NotFound",
-    "QueueFull",
-    "Refused",
-    "Unauthorized",
-    "Unavailable",
-    "Unexpected",
-    "WaitTimeout",
-]
+__all__ = ["AsyncClient", "Client", "ClientError", "Conflict", "Forbidden", "JobFailed", "NotFound", "QueueFull"]
+__all__ += ["Refused", "Unauthorized", "Unavailable", "Unexpected", "WaitTimeout"]
 
 
 class Client(Farm):

@@ -247,7 +247,7 @@ def _add(
     with nullcontext() if isinstance(conn, Foreign) or len(steps) == 1 else conn.pipeline():
         for step in steps:  # while the server adds one, the next is made ready here
             ids = list(islice(new_ids, len(step)))
-            some = {name: [values[n] for n in step] if len(values) > 1 else values for name, values in columns.items()}
+            some = {name: _part(values, step) if len(values) > 1 else values for name, values in columns.items()}
             place = None if since is None else [number + 1 for number in step]
             sent.append(_execute(conn, statement, {**some, "job_id": ids, "since": since, "place": place}))
             for number, new_id in zip(step, ids, strict=True):
@@ -260,6 +260,11 @@ def _add(
                 else:
                     gone.append(step[nth - 1])
     return gone
+
+
+def _part(values: Sequence[Any], step: Sequence[int]) -> Sequence[Any]:
+    """The values of these jobs; a slice, which is quicker, where the jobs are neighbours."""
+    return values[step.start : step.stop] if isinstance(step, range) else [values[n] for n in step]
 
 
 def _steps(wanted: Sequence[int]) -> list[Sequence[int]]:

@@ -202,22 +202,15 @@ NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
 SOON = (NOW + timedelta(seconds=90)).isoformat()
+NEXT = "It is the next of its queue: it starts when {} of q is free."
 
 
 @pytest.mark.parametrize(
     ("reason", "more", "words"),
     [
-        ("worker", {"workers": 0, "ahead": 0}, "It is the next of its queue: it starts when a worker of q is free."),
-        (
-            "worker",
-            {"workers": 1, "ahead": 0},
-            "It is the next of its queue: it starts when the only worker of q is free.",
-        ),
-        (
-            "worker",
-            {"workers": 2, "ahead": 0},
-            "It is the next of its queue: it starts when one of 2 workers of q is free.",
-        ),
+        ("worker", {"workers": 0, "ahead": 0}, NEXT.format("a worker")),
+        ("worker", {"workers": 1, "ahead": 0}, NEXT.format("the only worker")),
+        ("worker", {"workers": 2, "ahead": 0}, NEXT.format("one of 2 workers")),
         ("worker", {"workers": 0, "ahead": 7}, "7 jobs of the queue q go before it."),
         ("worker", {"workers": 1, "ahead": 1}, "1 job of the queue q goes before it; 1 worker serves that queue."),
         (

@@ -7,7 +7,6 @@ error holds a token.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
@@ -48,7 +47,6 @@ _FOREIGN_NAME = (
     "or give the service tokens (DL_API_TOKENS)."
 )
 _PLAIN_PATH = re.compile(r"(/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)+")
-_announced = False
 _log = structlog.get_logger("api")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -123,19 +121,12 @@ def here() -> str:
 
 
 def announce(settings: Settings) -> None:
-    """Warn once in a process and its forks when the service has no tokens.
-
-    The warning is a log line, and where stderr is a terminal and logs are JSON also a plain line there.
-    """
-    global _announced
-    if settings.dl_api_tokens or _announced:
+    """Warn in each process when the service has no tokens."""
+    if settings.dl_api_tokens:
         return
-    _announced = True
     changes = "EVERYBODY who reaches it" if settings.dl_allow_anonymous else "everybody on this machine"
     text = f"without DL_API_TOKENS everybody may read, and {changes} may trigger, cancel and change jobs"
     _log.warning("api.open", detail=text, allow_anonymous=settings.dl_allow_anonymous)
-    if sys.stderr.isatty() and not settings.local:
-        print(f"dataloader api: WARNING: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def is_cross_site() -> bool:
@@ -224,13 +215,10 @@ def _is_ours(origin: str) -> bool:
     """True for the same host and port; a proxy may have changed the scheme."""
     try:
         sender, own = urlsplit(origin), urlsplit(f"//{request.host}")
-        return (sender.hostname, _port(sender.port)) == (own.hostname, _port(own.port)) and bool(sender.hostname)
+        ports = [None if port in (80, 443) else port for port in (sender.port, own.port)]
+        return sender.hostname == own.hostname and ports[0] == ports[1] and bool(sender.hostname)
     except ValueError:
         return False
-
-
-def _port(port: int | None) -> int | None:
-    return None if port in (80, 443) else port
 
 
 def _anonymous_may_change() -> bool:

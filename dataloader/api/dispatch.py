@@ -190,10 +190,7 @@ def _change(given: Mapping[str, Any], answer: Any) -> dict[str, Any]:
         done = [each.job_id for each in listed if getattr(each, "outcome", "done") == "done"]
         facts |= {"first_job_id": done[0], "last_job_id": done[-1]} if done else {}
         jobs = len(done)
-    elif given.get("job_ids"):
-        facts["named"] = len(given["job_ids"])
     elif job := getattr(answer, "job_id", None):
-        facts |= {"rerun_of": given["job_id"], "action": "again"} if job != given.get("job_id", job) else {}
-        facts["job_id"] = job
+        facts["job_id"] = job  # of `again` the new one: the path names the other
     summary: dict[str, Any] = to_jsonable_python(facts if jobs is None else facts | {"jobs": jobs})
     return summary

@@ -56,20 +56,16 @@ def _begin() -> None:
 
 
 def _end(response: Response) -> Response:
-    seconds = monotonic() - g.began
-    duration_ms = round(seconds * 1_000, 2)
-    is_logged = not (_is_routine() and (response.status_code == 304 or request.endpoint == FILES))
-    if is_logged:
-        facts = _caller() | g.get("changed", {})  # set by a view that has changed something
-        log.audit("request.end", **facts, status=response.status_code, duration_ms=duration_ms)
+    seconds, status = monotonic() - g.began, response.status_code
     method, route = _route()
     with _counting:
-        _responses[method, route, response.status_code] += 1
-        requests_total, responses_total = _requests[method, route], _responses[method, route, response.status_code]
+        _responses[method, route, status] += 1
+        totals = {"requests_total": _requests[method, route], "responses_total": _responses[method, route, status]}
     DURATIONS.labels(str(os.getpid()), method, route).observe(seconds)
-    if is_logged:
-        facts = {"method": method, "route": route, "status": response.status_code, "duration_ms": duration_ms}
-        log.metric("http.request", **facts, requests_total=requests_total, responses_total=responses_total)
+    if not (_is_routine() and (status == 304 or request.endpoint == FILES)):
+        end = {"status": status, "duration_ms": round(seconds * 1_000, 2)}
+        log.audit("request.end", **_caller() | g.get("changed", {}), **end)  # a view sets what it has changed
+        log.metric("http.request", method=method, route=route, **end, **totals)
     return response
 
 

@@ -60,8 +60,7 @@ def _answer_unknown(error: Exception) -> Response:
         _log.warning("api.unavailable", **facts)
         reason = f": {words}" if (words := db.reason(error)) else ""
         refusals = errors.DiskFull | errors.ReadOnlySqlTransaction | errors.ProgramLimitExceeded
-        takes_no_writes = isinstance(error, refusals)
-        fault = "takes no writes" if takes_no_writes else "does not answer"
+        fault = "takes no writes" if isinstance(error, refusals) else "does not answer"
         return _unavailable(f"The database {fault}{reason}. Nothing is confirmed: send the request again.")
     if isinstance(error, errors.InsufficientPrivilege | errors.UndefinedTable):
         _log.error("api.unavailable", **facts)

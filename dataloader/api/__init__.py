@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
-from uuid import UUID
 
 from flask import Flask, Response, abort, request
 from flask.json.provider import DefaultJSONProvider
@@ -22,7 +20,7 @@ from dataloader.api.web.sessions import Sessions
 from dataloader.obs import telemetry
 from dataloader.ops.checks import BODY_LIMIT
 from dataloader.ops.errors import invalid
-from dataloader.queue import hooks, lifecycle
+from dataloader.queue import hooks
 
 
 def create_app(settings: config.Settings | None = None) -> Flask:
@@ -45,7 +43,7 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     app.url_map.converters.update(endpoint.CONVERTERS)
     app.extensions["settings"] = settings
     sessions = app.extensions["sessions"] = Sessions(settings)
-    polls = app.extensions["long_polls"] = LongPolls(partial(_versions, sessions))
+    polls = app.extensions["long_polls"] = LongPolls(sessions)
     app.extensions["metrics"] = metrics.Metrics(sessions)
     # gunicorn_config calls on_threads in a forked process, slow_clients calls on_drain when the process stops.
     app.extensions["on_threads"] = partial(_begin, app)
@@ -53,17 +51,12 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     for module in (health, openapi, metrics, login, render, pages, actions, trigger):
         app.register_blueprint(module.blueprint)
     app.register_blueprint(dispatch.routes())
-    app.register_error_handler(Exception, lambda e: (render.failed if auth.wants_a_page() else problems.answer_to)(e))
+    app.register_error_handler(Exception, render.failed)
     audit.install(app)
     auth.install(app)
     app.before_request(_refuse_odd)
     app.after_request(_with_headers)
     return app
-
-
-def _versions(sessions: Sessions, job_ids: Collection[UUID]) -> dict[UUID, str]:
-    with sessions.borrow() as conn:
-        return lifecycle.versions(conn, job_ids)
 
 
 def _begin(app: Flask, threads: int) -> None:
@@ -78,10 +71,14 @@ def _begin(app: Flask, threads: int) -> None:
 
 
 def _refuse_odd() -> None:
-    """Refuse a chunked body, which werkzeug would cut at its limit, and U+0000, which PostgreSQL cannot store."""
+    """Refuse a chunked body, which werkzeug would cut at its limit, and U+0000, which PostgreSQL cannot store.
+
+    An operation itself refuses U+0000 in a query, and names the parameter.
+    """
     if "Transfer-Encoding" in request.headers:
         abort(411, "the request should have a Content-Length and no Transfer-Encoding")
-    if request.url_rule and "\0" in request.path:
+    texts = [request.path, *(() if request.path.startswith("/api/") else request.args.values())]
+    if request.url_rule and any("\0" in text for text in texts):
         raise invalid("", "unstorable_text", "the address should hold no U+0000")
 
 
@@ -105,5 +102,9 @@ def _with_headers(response: Response) -> Response:
     response.headers["X-Request-ID"] = problems.request_id()
     response.headers.setdefault("Cache-Control", "no-store")
     response.headers["X-Content-Type-Options"] = "nosniff"
-    response.headers.setdefault("Referrer-Policy", "no-referrer")
+    is_page = response.mimetype == "text/html"
+    if is_page:
+        response.headers["Content-Security-Policy"] = render.CSP
+    # With no-referrer a browser sends the origin null with a form, and auth would refuse it as another site's.
+    response.headers["Referrer-Policy"] = "same-origin" if is_page else "no-referrer"
     return response

@@ -48,7 +48,7 @@ def test_a_refusal_names_what_is_missing(guarded: Flask, refused: Refused) -> No
 # The scopes of the pages' addresses; docs/openapi.json has those of all others. A new address is to be added to one.
 PAGES = {
     "read": "/ /jobs /keys /key /workers /limits /errors /tasks /timeline /activity /schedules /postgres /backfills"
-    " /backfills/<name> /jobs/<anything:job_id> /jobs/<uuid:job_id>/log.txt"
+    " /backfills/<name> /jobs/<uuid:job_id> /jobs/<uuid:job_id>/log.txt"
     " /queues/<anything:queue> /tasks/<anything:task> /search/suggestions",
     "operate": "/webhooks /trigger /jobs/<uuid:job_id>/again POST:/trigger POST:/jobs/<uuid:job_id>/again"
     " POST:/do/<name> POST:/jobs/bulk POST:/jobs/bulk/preview",

@@ -71,20 +71,13 @@ def test_assets_are_kept_for_as_long_as_their_content_is_theirs(client: FlaskCli
         assert client.get(path).status_code == 404
 
 
-def test_a_button_writes_who_pressed_it_and_only_once(client: FlaskClient, conn: db.Connection) -> None:
+def test_a_button_that_comes_too_late_says_so(client: FlaskClient, conn: db.Connection) -> None:
     job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
-    answer = client.post(f"/do/cancel?job_id={job_id}", headers=HTMX)
-    assert (answer.status_code, answer.headers["HX-Trigger"]) == (200, "refresh")
+    assert client.post(f"/do/cancel?job_id={job_id}", headers=HTMX).headers["HX-Trigger"] == "refresh"
     answer = client.post(f"/do/run_now?job_id={job_id}", headers=HTMX)
     assert answer.text == "the job is canceled; only a queued job can be made due"
     assert client.post(f"/do/delete?job_id={uuid4()}", headers=HTMX).status_code == 404
-    assert client.post("/do/pause?queue=a%2Fb", headers=HTMX).status_code == 200
-    assert "Paused</strong> since" in client.get("/queues/a%2Fb").text
-    assert "0+" not in client.get("/queues/never-heard-of").text
-    assert client.post("/do/resume?queue=a%2Fb", headers=HTMX).status_code == 200
-    assert "1 job deleted" not in client.post("/do/delete_dead?queue=q", headers=HTMX).text
-    rows = conn.execute("SELECT payload ->> 'by' FROM dl_job_events WHERE kind = 'canceled'").fetchall()
-    assert rows == [("anonymous from 127.0.0.1",)]
+    assert "0 jobs deleted" in client.post("/do/delete_dead?queue=q", headers=HTMX).text
 
 
 def test_a_long_run_is_shown_to_its_end(client: FlaskClient, conn: db.Connection) -> None:
@@ -138,10 +131,12 @@ def test_what_cannot_be_is_said_on_a_page(client: FlaskClient, conn: db.Connecti
     operations.set_order(conn, "orders", "test", ordered=True)
     enqueue.enqueue(conn, enqueue.NewJob("orders", "t", "order-7"))
     for path, status, words in [
-        ("/jobs/nonsense", 400, "job_id"),
-        ("/jobs/00000000-0000-4000-8000-000000000000", 404, "There is no job with this id"),
+        ("/jobs/00000000-0000-4000-8000-000000000000", 404, "there is no job with this job_id"),
         ("/jobs?status=odd", 400, "The status should be one of"),
-        ("/jobs?queue=%00", 400, "NUL"),
+        ("/?range=2h", 400, "should be one of: 1h, 6h, 24h, 7d"),
+        ("/queues/nope", 404, "there is no queue of this name"),
+        ("/jobs?queue=%00", 400, "U+0000"),
+        ("/errors?since=yesterday", 400, "as 2026-01-31T14:30"),
         ("/jobs?since=0001-01-01T00:00%2B05:00", 400, "A time should be"),
         ("/jobs?since=yesterday", 400, "as 2026-01-31T14:30"),
         ("/jobs?after=%ff", 400, "cursor"),
@@ -149,7 +144,7 @@ def test_what_cannot_be_is_said_on_a_page(client: FlaskClient, conn: db.Connecti
         ("/keys?queue=plain", 409, "the queue plain is not ordered"),
         ("/keys", 400, "should name a queue"),
         ("/key?queue=orders", 400, "should name a lock key"),
-        ("/key?queue=orders&lock_key=%00", 400, "NUL"),
+        ("/key?queue=orders&lock_key=%00", 400, "U+0000"),
         ("/keys?queue=orders&after=YQBi", 400, "cursor"),
         ("/key?queue=orders&lock_key=order-7&after=YQBi", 400, "cursor"),
     ]:

@@ -78,13 +78,11 @@ def test_lists_are_filtered_and_paged_by_their_address(visitor: Visitor, scene: 
             page.get_by_role("link", name="After").click()
     assert seen == [f"job-{job_id}" for job_id in made]
     expect(page.get_by_role("link", name="After")).to_have_count(0)
-    page.get_by_role("link", name="Before").click()
-    expect(rows.first).to_have_id(seen[50])
     address = page.url
-    page.get_by_role("link", name="Before").click()
+    page.get_by_role("link", name="First page").click()
     expect(rows.first).to_have_id(seen[0])
     page.goto(address)  # as somebody else would to whom it was sent
-    expect(rows.first).to_have_id(seen[50])
+    expect(rows.first).to_have_id(seen[100])
     visitor.go("/jobs?queue=many&task=task-1&lock_key=many-007&producer=airflow&consumer_group=reports&status=fresh")
     expect(rows).to_have_count(1)
     visitor.go("/jobs?queue=none")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from flask import Blueprint, Response, current_app, g, render_template, request
 
 from dataloader import ops
-from dataloader.api.dashboard.render import action_url, chosen_zone, done, failed
+from dataloader.api.dashboard.render import action_url, chosen_zone, done
 from dataloader.api.dispatch import calling
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import session
@@ -29,7 +29,6 @@ from dataloader.queue.reports.search import LENGTH
 from dataloader.queue.reports.words import count, figure
 
 blueprint = Blueprint("actions", __name__)
-blueprint.register_error_handler(Exception, failed)
 ALL_SEC = 1.5  # for a button that changes a whole queue
 
 # The button of each order, and whether it destroys work or data.
@@ -202,10 +201,10 @@ def _value(parameter: Parameter | None, text: str) -> Any:
     """The value in a text of a form: an empty one is null, or leaves the parameter out (...), where it may."""
     if parameter is None:
         return text
-    if not text.strip() and not parameter.is_required:
-        return None if may_be_none(parameter.annotation) else ...
     if not text.strip() and may_be_none(parameter.annotation):
         return None
+    if not text.strip() and not parameter.is_required:
+        return ...
     if getattr(plain_type(parameter.annotation), "__origin__", None) is dict:
         with suppress(ValueError, RecursionError):
             text = json.loads(text)
@@ -227,7 +226,7 @@ def suggestions() -> Response:
     """The options of the search box, for what is typed so far."""
     text = request.args.get("q", "")
     with session() as conn:
-        texts = tallies.suggest(conn, text) if len(text) <= LENGTH and "\0" not in text else []
+        texts = tallies.suggest(conn, text) if len(text) <= LENGTH else []
     return Response(render_template("suggestions.html", suggestions=texts), mimetype="text/html")
 
 

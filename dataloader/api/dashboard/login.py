@@ -59,9 +59,6 @@ def _cookie() -> dict[str, Any]:
 def _page(status: int) -> Response:
     page = render_template("login.html", is_wrong=status == 401, next=_destination())
     answer = make_response(page, status)
-    answer.headers["Content-Security-Policy"] = (
-        "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
-    )
     if status == 401:
         answer.headers["WWW-Authenticate"] = auth.CHALLENGE
     return answer

@@ -17,9 +17,8 @@ from flask.typing import ResponseReturnValue
 
 from dataloader import log, ops, periods
 from dataloader.api.dashboard import actions, charts, formats
-from dataloader.api.dashboard.render import chosen_zone, failed, named_queue, show
+from dataloader.api.dashboard.render import chosen_zone, named_queue, show
 from dataloader.api.web import auth, cache
-from dataloader.api.web.endpoint import job_id as parsed_job_id
 from dataloader.api.web.endpoint import session
 from dataloader.check import database
 from dataloader.config import Settings
@@ -39,7 +38,6 @@ from dataloader.queue.reports.messages import KINDS
 from dataloader.queue.reports.postgres import health
 
 blueprint = Blueprint("dashboard", __name__)
-blueprint.register_error_handler(Exception, failed)
 SHOWN = 50  # jobs of a page, workers of the overview
 LISTED = 10  # jobs of each list on a queue's page
 ALERTS = 8  # shown on the overview
@@ -51,17 +49,10 @@ RESULT_SHOWN = 10_000  # characters of a result on its job's page
 LATEST = 10  # jobs of a task on its page
 RUNS = 100  # of the timeline's table
 REASON_SHOWN = 160  # in characters
-TRAIL = 30  # earlier pages that the link `newer` can return to
 FILTERS = (*fields.FILTERS, "error_group")
-OF_LIST = (*FILTERS, "q", "status", "since", "until", "sort", "after")  # the parameters of a list, beside its trail
+OF_LIST = (*FILTERS, "q", "status", "since", "until", "sort")  # the parameters of a list, beside its page
 Rows = list[dict[str, Any]]
 T = TypeVar("T")
-
-
-@blueprint.before_request
-def _refuse_nul() -> None:
-    if any("\0" in text for text in request.args.values()):
-        raise Problem(400, "The address should have no NUL character in it.")
 
 
 @blueprint.get("/")
@@ -144,10 +135,7 @@ def backfills() -> Response:
 @blueprint.get("/backfills/<name>")
 def backfill(name: str) -> Response:
     """One backfill: its progress, its buttons, and its partitions as a heat map; the address holds the page of it."""
-    after = request.args.get("after", "0")
-    if not (after.isascii() and after.isdigit() and len(after) < 8):
-        raise Problem(404, "There is no such backfill, or no such page of it.")
-    row, rows, is_served = cache.ask(_read_backfill, name, int(after))
+    row, rows, is_served = cache.ask(_read_backfill, name, request.args.get("after", 0, type=int))
     return show(
         "backfill.html",
         b=_with_ended(row),
@@ -177,23 +165,18 @@ def _with_ended(backfill: dict[str, Any]) -> dict[str, Any]:
 def errors() -> Response:
     """The groups of dead and retrying jobs; the address holds the filter."""
     given = {name: request.args.get(name, "") for name in ("queue", "task", "since")}
-    groups: dict[str, Any] = {"groups": [], "is_cut": False}
-    mistake, local = "", ""
     try:
         since = _instant(given["since"])
-        local = _local(since)
-        groups = cache.ask(of_errors.groups, given["queue"] or None, given["task"] or None, since)
     except ValueError as error:
-        mistake = str(error)
+        raise Problem(400, str(error)) from None
+    groups: dict[str, Any] = cache.ask(of_errors.groups, given["queue"] or None, given["task"] or None, since)
     return show(
         "errors.html",
-        400 if mistake else 200,
-        given=given | {"since": local},
+        given=given | {"since": _local(since)},
         is_filtered=any(given.values()),
         groups=[row | {"buttons": actions.error_buttons(row, groups["is_cut"])} for row in groups["groups"]],
         is_cut=groups["is_cut"],
         most=of_errors.GROUPS,
-        mistake=mistake,
     )
 
 
@@ -222,13 +205,15 @@ def _alive_first(workers: Rows) -> Rows:
 @blueprint.get("/jobs")
 def jobs() -> ResponseReturnValue:
     """A list of jobs, and how many there are; the address holds its filters, order and page."""
-    if any(not value for name, value in request.args.items() if name != "trail"):
-        return redirect(url_for(".jobs", **_without_empty()), 303)  # a form sends its empty fields, too
-    given = {name: request.args.get(name, "") for name in (*FILTERS, "q", "status", "since", "until", "sort")}
+    given = {name: request.args.get(name, "") for name in OF_LIST}
+    filters: dict[str, Any] = {name: value for name, value in given.items() if value}
+    after = request.args.get("after") or None
+    if not all(request.args.values()):  # a form sends its empty fields, too
+        return redirect(url_for(".jobs", **filters, after=after), 303)
     page, mistake, local, matching = stats.Page([], None), "", {"since": "", "until": ""}, ""
     tally, similar = None, {}
     try:
-        wanted, after = _wanted(given), request.args.get("after") or None
+        wanted = _wanted(given)
         local = {"since": _local(wanted.since), "until": _local(wanted.until)}
         matching = actions.matching(wanted)
         with session() as conn:
@@ -252,22 +237,11 @@ def jobs() -> ResponseReturnValue:
         similar=similar,
         advice=page.advice,
         tally=tally,
-        to_kind={kind: url_for(".jobs", **_without_empty(status=kind)) for kind in TALLIED},
+        to_kind={kind: url_for(".jobs", **filters | {"status": kind}) for kind in TALLIED},
         matching=matching,
         orders=actions.ORDERS,
-        **_neighbours(given, page.next),
+        **_next("jobs", page.next, **filters),
     )
-
-
-def _without_empty(**changes: str) -> dict[str, Any]:
-    """The address's parameters that are not empty; with `changes` those of the first page of another list.
-
-    The function drops every parameter that no list has: `url_for` gives some, as `endpoint`, a meaning of its own.
-    """
-    given: dict[str, Any] = {name: value for name in OF_LIST if (value := request.args.get(name))}
-    if changes:
-        return {name: value for name, value in given.items() if name != "after"} | changes
-    return given | ({"trail": request.args.getlist("trail")} if "trail" in request.args else {})
 
 
 def _wanted(given: Mapping[str, str]) -> stats.Wanted:
@@ -295,32 +269,19 @@ def _local(at: datetime | None) -> str:
     return at.astimezone(chosen_zone()).strftime("%Y-%m-%dT%H:%M:%S") if at else ""
 
 
-def _neighbours(given: Mapping[str, str], following: str | None) -> dict[str, str | None]:
-    """The addresses of the pages before and after. The address keeps the trail: a cursor only leads forward."""
-    position, trail = request.args.get("after"), request.args.getlist("trail")
-    filters: dict[str, Any] = {name: value for name, value in given.items() if value}
-    to_page = partial(url_for, ".jobs", **filters)
-    newer = to_page(after=trail[-1] or None, trail=trail[:-1]) if trail else to_page()
-    older = to_page(after=following, trail=[*trail, position or ""][-TRAIL:]) if following else None
-    return {"newer": newer if position else None, "older": older}
-
-
-@blueprint.get("/jobs/<anything:job_id>")
-def job(job_id: str) -> Response:
+@blueprint.get("/jobs/<uuid:job_id>")
+def job(job_id: UUID) -> Response:
     """One job: the reason why it waits, its fields, its attempts and its journal."""
-    wanted = parsed_job_id(job_id)
     after = request.args.get("after", 0, type=int)
     with session() as conn:
-        row = stats.job(conn, wanted)
-        events = stats.events(conn, wanted, max(after, 0), EVENTS)
-        is_ordered = row is not None and operations.settings(conn, row["queue"])["ordered"]
-        returned = stats.result(conn, wanted)
-        family = parents.family(conn, wanted)
-        ending = _ending(conn, wanted)
-        used = stats.used(conn, wanted, row["claimed_by"]) if row and row["status"] == "running" else None
-        written = _logs(conn, wanted)
-    if row is None:
-        raise Problem(404, "There is no job with this id: it was deleted, or its history is over.")
+        row = known(stats.job(conn, job_id), "job")
+        events = stats.events(conn, job_id, max(after, 0), EVENTS)
+        is_ordered = operations.settings(conn, row["queue"])["ordered"]
+        returned = stats.result(conn, job_id)
+        family = parents.family(conn, job_id)
+        ending = _ending(conn, job_id)
+        used = stats.used(conn, job_id, row["claimed_by"]) if row["status"] == "running" else None
+        written = _logs(conn, job_id)
     waiting_for, is_stuck = row["waiting_for"] or {}, bool(used and used["stuck_since"])
     entries = [event for event in events if event["kind"] != "heartbeat"]
     attempts = stats.attempts(events)
@@ -348,7 +309,7 @@ def job(job_id: str) -> Response:
         attempts=attempts,
         events=entries,
         heartbeats=len(events) - len(entries),
-        later=url_for(".job", job_id=wanted, after=events[-1]["event_id"]) if len(events) == EVENTS else None,
+        later=url_for(".job", job_id=job_id, after=events[-1]["event_id"]) if len(events) == EVENTS else None,
         buttons=actions.job_buttons(row, is_stuck),
         **again.links(events),
     )

@@ -34,6 +34,7 @@ _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 # Functions of `formats` that the templates know by these names.
 FILTERS = ["bars", "brief", "count", "duration", "figure", "first_line", "number", "percent", "pretty", "share"]
 FILTERS += ["short", "size", "steps"]
+PAGES = ("dashboard", "actions", "trigger")  # the blueprints whose errors are pages
 ZONE_COOKIE = "dl_zone"  # a zone's name, stored by the page's script; no cookie: the installation's zone
 _LONGEST_ZONE = 64  # characters of a name
 blueprint = Blueprint("files", __name__, template_folder="templates")
@@ -73,26 +74,23 @@ def done(text: str, is_gone: bool = False, more: str = "") -> Response:
 
 
 def failed(error: Exception) -> Response | HTTPException:
-    """An error as a page, or for htmx as a text."""
+    """An error as a page, for htmx as a text, and for programs as a problem document.
+
+    The form of a job's args takes the document as well: it shows each fault at its field.
+    """
     if isinstance(error, HTTPException) and (error.code or 500) < 400:
         return error
     answer = problems.answer_to(error)
     problem = answer.get_json()
-    if "HX-Request" in request.headers:
+    is_by_htmx, is_in_form = "HX-Request" in request.headers, request.blueprint == "trigger" and problem["errors"]
+    if (is_by_htmx and is_in_form) or not (request.blueprint in PAGES or auth.wants_a_page()):
+        return answer
+    if is_by_htmx:
         response = Response(problem["detail"], answer.status_code, mimetype="text/plain")
     else:
         response = show("problem.html", answer.status_code, problem=problem)
     if "Retry-After" in answer.headers:
         response.headers["Retry-After"] = answer.headers["Retry-After"]
-    return response
-
-
-@blueprint.after_app_request
-def _with_policy(response: Response) -> Response:
-    if response.mimetype == "text/html":
-        response.headers.setdefault("Content-Security-Policy", CSP)
-        # With no-referrer a browser sends the origin null with a form, and auth would refuse it as another site's.
-        response.headers["Referrer-Policy"] = "same-origin"
     return response
 
 

@@ -7,18 +7,16 @@ from typing import Any
 from uuid import UUID
 
 from flask import Blueprint, Response, g, request, url_for
-from werkzeug.exceptions import HTTPException
 
 from dataloader import log
 from dataloader.api.dashboard import forms
-from dataloader.api.dashboard.render import chosen_zone, failed, show
+from dataloader.api.dashboard.render import chosen_zone, show
 from dataloader.api.dispatch import calling
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import session
-from dataloader.api.web.problems import answer_to
 from dataloader.ops import jobs
 from dataloader.ops.checks import document
-from dataloader.ops.errors import Problem, known
+from dataloader.ops.errors import known
 from dataloader.queue import again, args_schema, db, operations
 from dataloader.queue.fields import INTERNAL_TASK
 from dataloader.queue.reports import stats
@@ -26,14 +24,6 @@ from dataloader.queue.reports import stats
 blueprint = Blueprint("trigger", __name__)
 OF_JOB = ("queue", "lock_key", "partition_key", "priority")
 QUEUE = "etl.default"
-
-
-@blueprint.errorhandler(Exception)
-def _faulted(error: Exception) -> Response | HTTPException:
-    """A problem with faults goes to the form, which shows each at its field; any other as everywhere."""
-    if isinstance(error, Problem) and error.faults and "HX-Request" in request.headers:
-        return answer_to(error)
-    return failed(error)
 
 
 @blueprint.get("/trigger")
@@ -77,7 +67,6 @@ def trigger_job(job_id: UUID | None = None) -> Response:
         fields = document(json.dumps(old | changes | {"args": args}).encode())  # with the guards on a body
         added = jobs.add_again(call, job_id, fields) if job_id else jobs.trigger(call, **fields)
     g.changed = {"job_id": str(added.job_id), "action": "again" if job_id else "trigger"}
-    g.changed |= {"rerun_of": str(job_id)} if job_id else {}
     address = url_for("dashboard.job", job_id=added.job_id)
     return Response("", headers={"HX-Redirect": address}, mimetype="text/html")
 

@@ -7,7 +7,7 @@ A waiting request costs a thread of the server and no session.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from threading import Event, Lock
 from time import monotonic
@@ -21,6 +21,7 @@ from dataloader.api.web import auth
 from dataloader.api.web.endpoint import job_id as parsed_job_id
 from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import retry_after
+from dataloader.api.web.sessions import Sessions
 from dataloader.ops.checks import validated
 from dataloader.ops.errors import known
 from dataloader.ops.op import Texts
@@ -31,8 +32,6 @@ from dataloader.queue.job import FINAL
 WAIT_LIMIT = 30  # seconds that one request may wait for a job to change
 PERIOD_SEC = 0.3  # between two questions
 DEFAULT_ROOM = 8  # where the number of the server's threads is not known
-
-Versions = Callable[[Collection[UUID]], dict[UUID, str]]
 
 
 class Outcome(Enum):
@@ -46,9 +45,8 @@ class Outcome(Enum):
 class LongPolls:
     """The waiting requests of this process."""
 
-    def __init__(self, versions: Versions) -> None:
-        """`versions` reads the versions of jobs, without deleted ones; it may raise any exception."""
-        self._versions = versions
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
         self._room = DEFAULT_ROOM
         self._waiting: dict[object, tuple[UUID, str | None]] = {}  # the job, and the token that waits for it
         self._is_over = Event()
@@ -65,7 +63,7 @@ class LongPolls:
         self._is_over.set()
 
     def wait(self, job_id: UUID, version: str, seconds: float, token: str | None = None) -> Outcome:
-        """Wait up to `seconds` until the job has another version or is deleted. Raises the exception of `versions`.
+        """Wait up to `seconds` until the job has another version or is deleted. Raises what the database raises.
 
         A `token` beside others has at most three quarters of the places.
         """
@@ -89,7 +87,8 @@ class LongPolls:
                 self._asked_at = monotonic()
                 try:
                     waiting = list(self._waiting.values())  # a copy: it changes
-                    self._answer = self._versions({job_id for job_id, _ in waiting})
+                    with self._sessions.borrow() as conn:
+                        self._answer = lifecycle.versions(conn, {job_id for job_id, _ in waiting})
                 except Exception as e:
                     self._answer = e
             if isinstance(self._answer, Exception):

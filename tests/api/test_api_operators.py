@@ -116,27 +116,16 @@ def test_a_queue_is_paused_limited_and_resumed(client: FlaskClient, queue: str) 
     assert client.get("/api/v1/queues").get_json() == {"queues": []}
 
 
-@pytest.mark.parametrize("queue", [".", ".."])
-def test_a_queue_whose_name_no_path_can_hold(client: FlaskClient, queue: str) -> None:
+def test_a_queue_whose_name_no_path_can_hold_has_its_page_and_buttons(client: FlaskClient) -> None:
     """Clients and proxies take the dots out of a path, also percent-encoded ones: the name stands behind the `?`."""
-    path, named = "/api/v1/queues/-", f"?name={queue}"
-    made(client, queue=queue, available_at=LATER)
-    assert client.post(f"{path}/pause{named}").get_json()["queue"] == queue
-    assert client.put(f"{path}/limit{named}", json={"max_length": 7}).get_json()["max_length"] == 7
-    assert client.post(f"{path}/run-all{named}").get_json() == {"queue": queue, "changed": 1, "next": None}
-    assert client.post(f"/do/run_all?queue={queue}&task=t", headers=HTMX).status_code == 200
-    (shown,) = client.get("/api/v1/queues").get_json()["queues"]
-    assert (shown["queue"], shown["max_length"]) == (queue, 7)
-    assert f'href="/queues/-?name={queue}"' in client.get("/").text
-    page = client.get(f"/queues/-{named}")
-    assert f'<h1 class="name">{queue}</h1>' in page.text
-    assert "Paused</strong> since" in page.text
-    assert f'hx-post="/do/resume?queue={queue}"' in page.text
-    assert client.post(f"/do/resume?queue={queue}", headers=HTMX).status_code == 200
-    assert client.post(f"/do/requeue_dead?queue={queue}", headers=HTMX).status_code == 200
-    (shown,) = client.get("/api/v1/queues").get_json()["queues"]
-    assert shown["paused_at"] is None
-    assert client.post(f"{path}/pause?name=other").status_code == 400
+    made(client, queue="..", available_at=LATER)
+    assert client.post("/do/run_all?queue=..&task=t", headers=HTMX).status_code == 200
+    assert client.post("/do/pause?queue=..", headers=HTMX).status_code == 200
+    assert 'href="/queues/-?name=.."' in client.get("/").text
+    page = client.get("/queues/-?name=..").text
+    assert '<h1 class="name">..</h1>' in page
+    assert "Paused</strong> since" in page
+    assert 'hx-post="/do/resume?queue=.."' in page
 
 
 def test_no_queues_name_is_taken_for_another_address(client: FlaskClient) -> None:
@@ -206,23 +195,14 @@ def test_a_queue_is_moved_until_it_is_done(client: FlaskClient) -> None:
     assert {client.get(f"/api/v1/jobs/{job_id}").get_json()["queue"] for job_id in jobs} == {"orders_v2"}
 
 
-def test_a_move_is_checked_and_changes_nothing(client: FlaskClient, refused: Refused) -> None:
-    client.put("/api/v1/queues/orders", json={"ordered": True})
-    before = client.get("/api/v1/queues").get_json()
-    for to in ("\0", "a\nb", "orders"):
-        refused(client.post("/api/v1/queues/orders/move", json={"to": to}), 400, "invalid-input", "/to")
-    assert client.get("/api/v1/queues").get_json() == before
-
-
-def test_a_move_that_the_state_of_the_queues_forbids(client: FlaskClient, refused: Refused) -> None:
-    for queue, ordered in (("orders", True), ("moving", True), ("plain", False)):
+def test_a_move_that_cannot_be_changes_nothing(client: FlaskClient, refused: Refused) -> None:
+    for queue, ordered in (("orders", True), ("plain", False)):
         client.put(f"/api/v1/queues/{queue}", json={"ordered": ordered})
-    client.post("/api/v1/queues/moving/move", json={"to": "new"})
     before = client.get("/api/v1/queues").get_json()
+    refused(client.post("/api/v1/queues/orders/move", json={"to": "orders"}), 400, "invalid-input", "/to")
     for queue, to, words in [
         ("nobody", "new", "no queue nobody is known now"),
         ("orders", "plain", "orders has ordered true and plain has false"),
-        ("moving", "other", "moving is paused by a queue move to new"),
     ]:
         problem = refused(client.post(f"/api/v1/queues/{queue}/move", json={"to": to}), 409, "conflict")
         assert words in problem["detail"]
@@ -287,21 +267,19 @@ def test_a_batch_that_has_filled_its_queue_is_answered_again(client: FlaskClient
     refused(client.post(BATCH, json={"jobs": [MINIMAL, MINIMAL]}), 429, "queue-full")
 
 
-def test_every_change_is_in_the_audit(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_audit_says_how_many_jobs_an_order_has_changed(
+    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job_id = made(client)
     lines: list[dict[str, Any]] = []
     monkeypatch.setattr(audit.log, "audit", lambda event, **facts: lines.append({"event": event, **facts}))
     client.post(f"{BULK}/cancel", json={"job_ids": [job_id]})
-    client.put("/api/v1/queues/load.cbr/limit", json={"max_length": 7})
     client.post("/api/v1/queues/load.cbr/delete-dead")
-    client.delete(f"/api/v1/jobs/{job_id}")
     ends = [line for line in lines if line["event"] == "request.end"]
     assert {(line["who"], line["remote"], line["status"]) for line in ends} == {("anonymous", "127.0.0.1", 200)}
     known = {"event", "who", "remote", "method", "path", "status", "duration_ms"}
     changed = [{name: value for name, value in line.items() if name not in known} for line in ends]
     assert changed == [
         {"jobs": 1, "first_job_id": job_id, "last_job_id": job_id},
-        {"queue": "load.cbr", "max_length": 7},
         {"queue": "load.cbr", "jobs": 0},
-        {"job_id": job_id},
     ]

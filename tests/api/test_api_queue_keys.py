@@ -180,26 +180,16 @@ ORDER = {"ordered": "no", "merge": "no", "merge_limit": "1000", "batch": "", "on
 SET = "/do/set_queue?queue=orders"
 
 
-def test_the_page_of_a_queue_sets_its_order(client: FlaskClient, orders: db.Connection) -> None:
-    form = ORDER | {
-        "ordered": "yes",
-        "merge": "yes",
-        "merge_limit": "50",
-        "batch": "10",
-        "on_dead": "hold",
-        "fair_by": "producer",
-    }
-    assert "orders is ordered" in client.post(SET, data=form).text
-    found = operations.settings(orders, "orders")
-    assert [found[name] for name in operations.ORDER] == [True, True, 50, 10, "hold", "producer"]
-    page = page_of(client, "/queues/orders")
-    assert 'name="merge" value="yes" checked' in page
-    assert 'name="batch" min="1" max="1000" value="10"' in page
+def test_the_form_of_an_order_changes_what_somebody_has_changed_in_it(
+    client: FlaskClient, orders: db.Connection
+) -> None:
+    operations.set_order(orders, "orders", "test", on_dead="hold", batch=10)
     as_shown = {"was.on_dead": "continue", "was.batch": "", "was.merge_limit": "1000"}
     assert client.post(SET, data=ORDER | as_shown).status_code == 200
     found = operations.settings(orders, "orders")
-    assert (found["ordered"], found["on_dead"], found["batch"]) == (False, "hold", 10)  # only what the user has changed
-    assert "fieldset" in client.get("/queues/orders").text
+    assert (found["ordered"], found["on_dead"], found["batch"]) == (False, "hold", 10)
+    page = client.get("/queues/orders").text
+    assert 'name="batch" min="1" max="1000" value="10"' in page
     assert "fieldset" not in client.get("/queues/orders", environ_base={"REMOTE_ADDR": "10.0.0.7"}).text
     assert "No queue of this name" in client.post("/do/set_queue?queue=new", data=ORDER | {"ordered": "yes"}).text
 

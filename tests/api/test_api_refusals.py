@@ -32,6 +32,7 @@ FIELDS: list[tuple[str, Any]] = [
     *(("timeout_sec", bad) for bad in (0, -1, 30 * 86_400 + 1, "60", 60.0, False)),
     *(("lease_ttl_sec", bad) for bad in (0, -1, 86_401, 2**40, "60", 60.0, False, None)),
     *(("args", bad) for bad in (None, [], "{}", 1, True)),
+    *(("limits", bad) for bad in ("a", 7, ["a", "a"])),
     *(("available_at", bad) for bad in (0, 1_769_841_000, True, [], {}, "", "now", "tomorrow", "infinity")),
     *(("available_at", bad) for bad in ("2026-01-31", "2026-01-31T06:30:00", "2026-01-31T06:30Z", "06:30:00Z")),
     *(("available_at", bad) for bad in ("2026-02-30T00:00:00Z", "2026-01-31T25:00:00Z", "1769841000")),

@@ -73,13 +73,8 @@ def test_a_queue_has_its_figures(client: FlaskClient, conn: db.Connection, queue
 
 def test_what_is_not_right_is_refused(client: FlaskClient, conn: db.Connection) -> None:
     for path, status in [
-        ("/api/v1/tasks/load?range=2h", 400),
-        ("/api/v1/tasks/load?range=", 400),
-        ("/api/v1/tasks?range=year", 400),
         ("/api/v1/tasks/load?name=other", 400),
         ("/api/v1/tasks/a%00b", 400),
-        (f"/api/v1/tasks/{'x' * 2_401}", 400),
-        ("/api/v1/queues/q/runs?range=-1", 400),
         ("/tasks?range=2h", 400),
         ("/tasks?like=%00", 400),
         ("/tasks/a%00b", 400),

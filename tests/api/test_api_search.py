@@ -33,20 +33,9 @@ def found(client: FlaskClient, q: str) -> set[str]:
 def test_a_search_finds_by_id_part_field_and_argument(client: FlaskClient, conn: db.Connection) -> None:
     one = add(client, conn, task="load.customers", queue="etl", lock_key="May sale", args={"date": "2024-05-01"})
     two = add(client, conn, "failed", task="load.orders", queue="etl", lock_key="June", args={"date": "2024-05-02"})
-    for q in (
-        one,
-        one[:13],
-        f"id:{one[:6]}",
-        "CUSTOM",
-        "may",
-        'key:"May sale"',
-        "args.date:2024-05-01",
-        "status:ready",
-    ):
-        assert one in found(client, q), q
-    assert found(client, "load") == {one, two}
+    for q in (one[:13], 'CUSTOM key:"May sale"', "args.date:2024-05-01", "load status:ready"):
+        assert found(client, q) == {one}, q
     assert found(client, "load status:dead queue:etl") == {two}
-    assert found(client, "args.date:2024-05-03") == set()
     counts = client.get("/api/v1/tally?q=load").get_json()
     assert (counts["counts"]["ready"], counts["counts"]["failed"], counts["total"]) == (1, 1, 2)
     assert counts["at_least"] == []
@@ -102,18 +91,6 @@ def test_an_order_changes_what_its_preview_has_counted(client: FlaskClient, conn
     assert statuses == {**dict.fromkeys(dead, "queued"), other: "failed", waits: "queued"}
     (by,) = conn.execute("SELECT DISTINCT payload->>'by' FROM dl_job_events WHERE kind = 'requeue'").fetchone() or ("",)
     assert by == "anonymous from 127.0.0.1"
-
-
-def test_an_order_to_ticked_jobs_is_for_them_alone(client: FlaskClient, conn: db.Connection) -> None:
-    jobs = [add(client, conn) for _ in range(4)]
-    ended = add(client, conn, "succeeded")
-    target = {"job_ids": [*jobs[:2], ended]}
-    preview = previewed(client, "cancel", **target)
-    assert (preview["changes"], [left["kind"] for left in preview["leaves"]]) == ({"ready": 2}, ["succeeded"])
-    body = {"order": "cancel", **target, "confirmation": preview["confirmation"]}
-    assert client.post(BULK, json=body).get_json()["changed"] == 2
-    canceled = conn.execute("SELECT job_id::text FROM dl_jobs WHERE status = 'canceled'").fetchall()
-    assert {row[0] for row in canceled} == set(jobs[:2])
 
 
 def test_a_list_that_has_grown_is_a_409(client: FlaskClient, conn: db.Connection, refused: Refused) -> None:

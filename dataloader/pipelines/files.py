@@ -147,18 +147,15 @@ def load_files(args: dict[str, Any], context: Context) -> Generator[Progress | N
     wanted = validated(Files, args)
     if (counts := csv_table.appended(context, wanted)) is not None:  # before a download keeps a checkpoint of its own
         return counts
-    is_over = False  # for good: no later run needs the copies
     try:
         wanted, here = yield from _fetched(wanted, context)
-        with Shaped(wanted, here) as source:
+        with closing(Shaped(wanted, here)) as source:
             counts = yield from csv_table.load(here, wanted, source)
-        is_over = True
-    except PermanentError:
-        is_over = True
-        raise
-    finally:
-        if is_over or context.stop_reason == End.CANCELED:
+    except BaseException as e:
+        if isinstance(e, PermanentError) or context.stop_reason == End.CANCELED:  # no later run needs the copies
             remote.drop(context)
+        raise
+    remote.drop(context)
     return counts
 
 
@@ -184,7 +181,7 @@ def plan(wanted: Files, context: Context) -> Plan:
 
 
 def _planned(wanted: Files, context: Context) -> Plan:
-    with Shaped(wanted, context) as source:
+    with closing(Shaped(wanted, context)) as source:
         cut = _cutter(source.delimiter)
         rows: list[list[str | None]] = []
         for number, text in islice(source.records(source.begin), 5):
@@ -203,7 +200,7 @@ def _planned(wanted: Files, context: Context) -> Plan:
 # --- the files ---
 
 
-@dataclass(frozen=True)
+@dataclass
 class Entry:
     """One file of a load, or one member of an archive."""
 
@@ -213,6 +210,11 @@ class Entry:
     partition: dict[str, str] = field(default_factory=dict)  # columns by the names of folders, as `day=2026-03-01`
     is_alone: bool = False  # whether it is the only member
     archive: zipfile.ZipFile | None = None  # open, for its directory may be long
+    # Once the header is read:
+    version: list[Any] = field(default_factory=list)
+    begin: int = 0  # of its bytes in the packed file
+    size: int = 0  # in bytes as they are packed
+    is_typed: bool = False  # whether its source has types
 
     @property
     def name(self) -> str:
@@ -263,8 +265,8 @@ def entries(wanted: Files, context: Context, stack: ExitStack) -> list[Entry]:
         raise PermanentError(f"path: {wanted.path} should be below the data folder")
     if not 0 < len(paths) <= _MAX_FILES:
         raise PermanentError(f"path: {wanted.path} has {len(paths) or 'no'} files; there should be 1 to {_MAX_FILES}")
-    listed = [(os.path.relpath(path, root), _partition(path, root, wanted.null)) for path in paths]
-    each = [Entry(context.data_dir, path, None, values) for path, values in listed]
+    folder, nulls = context.data_dir, wanted.null
+    each = (Entry(folder, os.path.relpath(path, root), None, _partition(path, root, nulls)) for path in paths)
     return [member for entry in each for member in _members(entry, wanted, stack)]
 
 
@@ -306,12 +308,10 @@ def undamaged(name: str) -> Iterator[None]:
         known = (EOFError, gzip.BadGzipFile, zlib.error, zipfile.BadZipFile, NotImplementedError)
         if not isinstance(e, known) and type(e).__name__ != "ZstdError":
             raise
-        if "Dictionary" in str(e):
-            reason = "needs the dictionary of its packer; unpack it first"
-        else:
-            reason = "ends too early" if isinstance(e, EOFError) else "cannot be unpacked"
-            reason += ": it is cut or damaged; fetch it again, whole"
-        raise PermanentError(f"{name}: the packed file {reason}") from None
+        fault = "ends too early" if isinstance(e, EOFError) else f"cannot be unpacked ({e})"
+        raise PermanentError(
+            f"{name}: the packed file {fault}; if it is cut or damaged, fetch it again, whole"
+        ) from None
 
 
 # --- the formats ---
@@ -333,12 +333,6 @@ def _text(entry: Entry, wanted: Files, stack: ExitStack) -> Source:
         raise PermanentError(
             f"{entry.name}, line 1: begins with the byte order mark of {marked}; encoding should be it"
         )
-    for name in ("utf-16-be", "utf-16-le"):
-        read = head.decode(name, "ignore")
-        is_beside = b"\0" in head and "\0" not in read and 2 * read.count("\n") > head.count(b"\n")
-        if is_beside and not (marked or wanted.encoding):
-            reason = f"has a zero byte beside each line end; encoding should be {name}"
-            raise PermanentError(f"{entry.name}, line 1: {reason}")
     text = stack.enter_context(opened_text(stream, str(layout.encoding)))
     return stack.enter_context(closing(CsvFile(entry.name, descriptor, text, layout, is_checked=True)))
 
@@ -382,7 +376,7 @@ def _by(module: str, reader: str, library: str = "json") -> Callable[[Entry, Fil
 
 # How each format opens an entry. A Source that is not typed has text, whose types are inferred.
 FORMATS: dict[str, Callable[[Entry, Files, ExitStack], Source]] = {
-    "text": _text,
+    **dict.fromkeys(("text", "csv"), _text),
     "json": _by("json_file", "JsonFile"),
     "excel": _by("excel", "Sheet", "python_calamine"),
     "parquet": _by("parquet", "ParquetFile", "pyarrow"),
@@ -399,8 +393,6 @@ SUFFIXES = {
 def opener(entry: Entry, wanted: Files, stack: ExitStack) -> Source:
     """The entry's records, by the argument `format` or the suffix; `stack` closes it."""
     name = wanted.format or SUFFIXES.get(entry.suffix, "text")
-    if name == "csv":
-        name = "text"
     if name not in FORMATS:
         raise PermanentError(f"format: {name} should be one of {', '.join(FORMATS)}")
     return FORMATS[name](entry, wanted, stack)
@@ -424,24 +416,21 @@ def named(raw: Sequence[str], wanted: Files, place: Callable[[str], PermanentErr
             copies = (f"{base}_{copy}" for copy in count(2))
             while final in names:
                 final = next(copies)
-        fault = ""
-        if not final:
-            fault = f"column {number} has no name"
-        elif final in names:
-            fault = f'columns {names[final]} and {number} are named "{final}"'
-        elif len(final.encode()) > 63:
-            fault = f"the name of column {number} has over 63 bytes"
-        elif final in _SYSTEM_COLUMNS:
-            fault = f'column {number} is named "{final}", as one of PostgreSQL itself; columns can rename it'
-        elif "\0" in final:
-            fault = f"the name of column {number} has a zero byte"
-        if fault and final not in (wanted.select or [final]):  # nobody needs the column
-            fault, final = "", f"(column {number})"
-        faults += [fault] if fault else []
+        wrong = {
+            f"column {number} has no name": not final,
+            f'columns {names.get(final)} and {number} are named "{final}"': final in names,
+            f"the name of column {number} has over 63 bytes": len(final.encode()) > 63,
+            f'column {number} is named "{final}", as one of PostgreSQL itself': final in _SYSTEM_COLUMNS,
+            f"the name of column {number} has a zero byte": "\0" in final,
+        }
+        found = [fault for fault, is_so in wrong.items() if is_so][:1]
+        if found and final not in (wanted.select or [final]):  # nobody needs the column
+            found, final = [], f"(column {number})"
+        faults += found
         names[final] = number
     if faults or not names:
-        remedy = 'names "snake" makes names, select can do without the column, skip_rows leaves out titles above, and a'
-        remedy += " list in header gives the names, with skip_rows where the file has some"
+        remedy = 'names "snake" makes names, columns can rename one, select can do without the column, skip_rows leaves'
+        remedy += " out titles above, and a list in header gives the names, with skip_rows where the file has some"
         raise place(f"header: {'; '.join(faults[:3]) or 'there is none'}; {remedy}")
     return [*names]
 
@@ -587,15 +576,12 @@ class Shaped(Source):
         super().__init__(wanted.path)
         self.wanted, self._now = wanted, datetime.now(UTC).isoformat()
         self._stack = ExitStack()
-        self._begins, self._sizes = list[int](), list[int]()  # of the entries, in bytes as they are packed
-        self._versions: list[list[Any]] = []  # of the files, when their headers were read
         with context.transaction() as conn:
             table = csv_table.Table(conn, context, wanted, Source(""))
             self.existing, self._base_types = table.columns(), table.columns(types="base_types")
         self.columns: dict[str, str] = {}
         self.lines: list[str] = []  # the columns of the line numbers
         self._at = self._most = 0
-        self._typed: set[int] = set()  # the entries whose sources have types
         self._opened: tuple[Source, list[str]] | None = None
         self._bases: list[tuple[int, Source]] = []
         self.kinds: dict[str, tuple[str, bool]] = {}  # the kind of each column that has one; and whether it is a guess
@@ -606,17 +592,14 @@ class Shaped(Source):
             self._inspect()
             self._archives = archives.pop_all()
 
-    def __enter__(self) -> Shaped:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
+    def close(self) -> None:
+        """Close all files."""
         self._stack.close()
         self._archives.close()
 
     @property
     def bytes_read(self) -> int:
-        inner = self._inner.bytes_read if self._bases else 0
-        return sum(self._sizes[: self._at]) + inner
+        return self._before + (self._inner.bytes_read if self._bases else 0)
 
     @property
     def expected(self) -> int | None:
@@ -627,8 +610,8 @@ class Shaped(Source):
         if inner.total and len(self._entries) == 1:
             return inner.total
         # In the packed file, whose size is known: a reader may count unpacked bytes.
-        at = inner.position - self._begins[self._at]
-        packed = sum(self._sizes[: self._at]) + max(0, min(at, self._sizes[self._at]))
+        entry = self._entries[self._at]
+        packed = self._before + max(0, min(inner.position - entry.begin, entry.size))
         return max(read, read * self.size // max(1, packed))
 
     def require_unchanged(self) -> None:
@@ -636,14 +619,19 @@ class Shaped(Source):
             self._inner.require_unchanged()
 
     @property
+    def _before(self) -> int:
+        """The bytes of the entries before this one."""
+        return sum(entry.size for entry in self._entries[: self._at])
+
+    @property
     def _inner(self) -> Source:
         return self._bases[-1][1]
 
-    def _open(self, at: int, stack: ExitStack) -> tuple[Source, list[str]]:
-        with undamaged(self._entries[at].name):
-            source = opener(self._entries[at], self.wanted, stack)
-        if at < len(self._versions):
-            source.version = self._versions[at]
+    def _open(self, entry: Entry, stack: ExitStack) -> tuple[Source, list[str]]:
+        with undamaged(entry.name):
+            source = opener(entry, self.wanted, stack)
+        if entry.version:
+            source.version = entry.version
             source.require_unchanged()
         if source.is_typed and not source.columns:  # a page of an API without rows
             return source, []
@@ -665,19 +653,18 @@ class Shaped(Source):
         self.dialect: dict[str, Any] = {"files": [entry.name for entry in entries[:5]], "count": len(entries)}
         for at, entry in enumerate(entries):
             with ExitStack() as stack:
-                source, names = self._open(at, stack)
+                source, names = self._open(entry, stack)
                 if source.is_typed:
-                    self._typed.add(at)
                     for name, type_ in zip(names, source.columns.values(), strict=True):
                         kinds = [kind for kind in (given.get(name, UNSEEN), type_) if kind is not UNSEEN]
                         given[name] = common_type({*kinds})
                 if at == 0:  # it is not read for its columns again
                     self._opened, self._stack = (source, [*names]), stack.pop_all()
-            self._versions.append(source.version)
-            member = entry.archive.getinfo(entry.member or "") if entry.archive else None
-            self._begins.append(member.header_offset if member else 0)
-            self._sizes.append(member.compress_size if member else source.size)
-            self.size += self._sizes[-1]
+            entry.version, entry.size, entry.is_typed = source.version, source.size, source.is_typed
+            if entry.archive:
+                member = entry.archive.getinfo(entry.member or "")
+                entry.begin, entry.size = member.header_offset, member.compress_size
+            self.size += entry.size
             self.dialect = dict(source.dialect) | self.dialect
             self.delimiter = source.delimiter if at == 0 else self.delimiter
             if not source.has_columns:
@@ -693,7 +680,7 @@ class Shaped(Source):
             headers.append(names)
         if not (headers := headers or unsure):
             raise PermanentError(f"{wanted.path}: has no objects, so no columns: name these in `types`")
-        versions = [[entry.name, version] for entry, version in zip(entries, self._versions, strict=True)]
+        versions = [[entry.name, entry.version] for entry in entries]
         self.version = ["files", hashlib.sha256(json.dumps(versions).encode()).hexdigest()]
         names = list(dict.fromkeys(name for header in headers for name in header))
         nested = [name for name, type_ in given.items() if type_ == "jsonb" and source.total == 1]
@@ -706,12 +693,12 @@ class Shaped(Source):
 
     def _require_known(self, names: list[str], hint: str) -> None:
         """Raise PermanentError for an argument that names a column which the files lack, or have already."""
-        wanted = self.wanted
+        wanted, is_typed = self.wanted, any(entry.is_typed for entry in self._entries)
         for argument, chosen in {"select": wanted.select or [], "types": wanted.types, "key": wanted.key}.items():
             among = wanted.select if wanted.select and argument == "key" else names
             if unknown := [name for name in chosen if name not in among and name not in wanted.add]:
                 has = visible(", ".join(among[:20]))
-                hint = "; is the delimiter right, and skip_rows?" if len(names) == 1 and not self._typed else hint
+                hint = "; is the delimiter right, and skip_rows?" if len(names) == 1 and not is_typed else hint
                 place = f"the columns of {self._entries[0].name}" if among is names else "those of select"
                 raise PermanentError(f"{argument}: {', '.join(unknown)} should be among {place}: {has}{hint}")
         if taken := [name for name in wanted.add if name in names]:
@@ -731,22 +718,23 @@ class Shaped(Source):
         added = {"now": "timestamp with time zone", "file": "text", "line": "bigint"}
         self.columns = {name: known[name] for name in names}
         self.columns |= {name: added[wanted.add[name]] for name in constants + self.lines}
+        are_typed = all(entry.is_typed for entry in self._entries)
         for name in names:
             stored = self.existing.get(name)
             is_widened = wanted.schema_change == "widen" and stored and csv_table.wider(stored, self.columns[name])
             kind = kind_of(self.columns[name] if is_widened or not stored else self._base_types[name])
-            if kind and not (len(self._typed) == len(self._entries) and kind_of(given.get(name, "")) == kind):
+            if kind and not (are_typed and kind_of(given.get(name, "")) == kind):
                 is_guess = name not in wanted.types and name not in self.existing and name not in given
                 self.kinds[name] = kind, is_guess
 
     def _sample(self, names: list[str]) -> Iterator[list[str | None]]:
         """Rows of all files, the same number of each."""
         share = max(_SAMPLE_OF_A_FILE, _SAMPLE_ROWS // len(self._entries))
-        for at, entry in enumerate(self._entries):
-            if at in self._typed and not entry.partition:
+        for entry in self._entries:
+            if entry.is_typed and not entry.partition:
                 continue
             with ExitStack() as stack, undamaged(entry.name):
-                source, header = self._open(at, stack)
+                source, header = self._open(entry, stack)
                 shape = _Shape(source, header, self, {})
                 places = [header.index(name) if name in header else None for name in names]
                 for number, text in islice(source.records(source.begin), share):
@@ -780,7 +768,7 @@ class Shaped(Source):
     ) -> Iterator[tuple[int, Item]]:
         if opened is None:
             self._stack.close()
-            opened = self._open(at, self._stack)
+            opened = self._open(self._entries[at], self._stack)
         self._at, self._opened = at, opened
         source, names = opened
         self._fit(source, names)

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 from dataloader import config, log
 from dataloader.pipelines import Context, PermanentError, Progress, download
 from dataloader.pipelines.download import CONNECT_SEC
-from dataloader.pipelines.http import Unreachable, checked_url
+from dataloader.pipelines.http import Unreachable, checked_url, required
 
 _FOLDER = ".dl_remote"
 _CHUNK_BYTES = 2**20
@@ -91,8 +91,7 @@ def _opened(source: str, path: str, stack: ExitStack) -> tuple[Any, str, str]:
     except ModuleNotFoundError:
         raise PermanentError("source: needs pyarrow: pip install 'dataloader-farm[files]'") from None
     variable = config.SOURCES + source.upper()
-    if (url := config.source_url(source)) is None:
-        raise Unreachable(f"the variable {variable} is not set in the environment of this worker")
+    url = required(variable, config.source_url(source))
     log.learn_secret(url)
     scheme = urlsplit(url).scheme
     if scheme not in _SCHEMES:
@@ -103,17 +102,9 @@ def _opened(source: str, path: str, stack: ExitStack) -> tuple[Any, str, str]:
         system, root = _sftp(source, url, stack) if scheme == "sftp" else fs.FileSystem.from_uri(url)
     except (ValueError, TypeError):  # their texts show the URL
         raise PermanentError(f"{variable} is no URL that pyarrow can use") from None
-    root = root.rstrip("/")
-    inner = path
-    if urlsplit(path).scheme:
-        given = path.partition("://")[2]
-        host = f"{urlsplit(url).hostname}{root}" if scheme == "sftp" else root
-        if urlsplit(path).scheme != scheme or not f"{given}/".startswith(f"{host}/"):
-            raise PermanentError(f"path: should begin with {scheme}://{host}, as the source {source} does")
-        inner = given.removeprefix(host)
-    if ".." in PurePosixPath(inner).parts:
-        raise PermanentError(f"path: {path} should be below the source's folder")
-    return system, root, inner.strip("/")
+    if urlsplit(path).scheme or ".." in PurePosixPath(path).parts:
+        raise PermanentError(f"path: {path} should be below the folder of the source {source}, without its URL")
+    return system, root.rstrip("/"), path.strip("/")
 
 
 def _sftp(source: str, url: str, stack: ExitStack) -> tuple[Any, str]:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def test_blocks_hold_the_records_that_come_one_by_one(
             source = Shaped(wanted, context)
         except PermanentError:
             continue  # the header or the sample
-        with source:
+        with closing(source):
             singles = seen(lambda: source.records(source.begin), source.place)  # noqa: B023
             size = random.Random(seed).choice([1, 10, 1000])
             blocks += (

@@ -26,7 +26,8 @@ from dataloader.pipelines import Context, PermanentError, Progress, cursor, regi
 from dataloader.pipelines.columns import Type, Values
 from dataloader.pipelines.csv_table import Source
 from dataloader.pipelines.cursor import Origin
-from dataloader.pipelines.postgres import Unavailable, load_postgres
+from dataloader.pipelines.http import Unreachable, required
+from dataloader.pipelines.postgres import load_postgres
 from dataloader.pipelines.rows import Frames, Rows
 
 _CONNECT_SEC = 10
@@ -63,12 +64,11 @@ def load_database(args: dict[str, Any], context: Context) -> Generator[Progress 
     """Load the rows of `query`, a SELECT or the name of a table, with the promises of `load.postgres`.
 
     A source that is a PostgreSQL is loaded by that. A query that the source refuses, a missing driver and an unknown
-    kind of database raise PermanentError, and a source that does not answer raises Unavailable.
+    kind of database raise PermanentError, and a source that does not answer raises Unreachable.
     """
     name = validated(Origin, {key: args[key] for key in ("source", "query") if key in args}).source
     variable = config.SOURCES + name.upper()
-    if (url := config.source_url(name)) is None:
-        raise Unavailable(f"the variable {variable} is not set in the environment of this worker")
+    url = required(variable, config.source_url(name))
     log.learn_secret(url)
     try:
         parts = urlsplit(url)
@@ -90,7 +90,7 @@ class Session:
     _place, _quote = "?", '"'  # of a parameter, of a name
 
     def __init__(self, url: SplitResult, wanted: Wanted, check: Callable[[], None]) -> None:
-        """Raises PermanentError without the driver, Unavailable without an answer of the source."""
+        """Raises PermanentError without the driver, Unreachable without an answer of the source."""
         query, self._name, self._check = wanted.query.strip(), wanted.source, check
         self._variable = config.SOURCES + wanted.source.upper()
         query = query.rstrip("; \n")  # it may be put into brackets
@@ -206,7 +206,7 @@ class Session:
             words = re.sub(r"(?<!\w)-?\d.*", "...", words)
         if self._conn is None:
             words += f"; its URL is in {self._variable}"
-        raise (Unavailable if is_passing else PermanentError)(f"source {self._name}: {words}")
+        raise (Unreachable if is_passing else PermanentError)(f"source {self._name}: {words}")
 
 
 def _typed(text: str, like: Any) -> Any:
@@ -314,7 +314,7 @@ class _MySql(Session):
         except OSError as e:  # PyMySQL's own errors are none
             files = ", ".join(name for name in _OF_TLS[:3] if name in given)
             why = f"{files} should name PEM files that this worker can read ({e.strerror})"
-            raise Unavailable(f"{self._variable}: {why}") from None
+            raise Unreachable(f"{self._variable}: {why}") from None
 
     def _executed(self, statement: str, values: Sequence[Any]) -> Any:
         from pymysql.constants.FIELD_TYPE import FLOAT

@@ -11,7 +11,6 @@ import base64
 import http.client
 import io
 import math
-import re
 import ssl
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -46,6 +45,13 @@ class TooLong(Refused):
 
 class Unreachable(Exception):
     """There was no whole answer this time."""
+
+
+def required(variable: str, value: str | None) -> str:
+    """The value of this variable; raises Unreachable where this machine has not set it: another may have."""
+    if not value:
+        raise Unreachable(f"the variable {variable} is not set in the environment of this worker")
+    return value
 
 
 class Times(NamedTuple):
@@ -98,8 +104,7 @@ class Answer:
         self.name, self.status, self.headers = name, response.status, response.headers
         self._response = response
         self._count = 0
-        length = self.headers.get("Content-Length") or ""  # 0 is the response's for HEAD, 204 and 304
-        self.length = response.length if re.fullmatch(r"[0-9]{1,18}", length) and not response.chunked else None
+        self.length = response.length  # None where the head does not tell it
 
     def read(self, size: int) -> bytes:
         """The bytes that have come, up to so many; b"" at the end. Raises Unreachable where the end is too soon."""

@@ -24,6 +24,7 @@ from psycopg.pq.abc import PGresult
 from dataloader import config
 from dataloader.pipelines import Context, PermanentError, Progress, csv_table, cursor, register, validated
 from dataloader.pipelines.csv_table import Place, Source, identifier, is_permanent, reason_of, unique
+from dataloader.pipelines.http import Unreachable, required
 
 _CONNECT_SEC = 10
 _CANCEL_SEC = 2.0
@@ -49,10 +50,6 @@ _TROUBLES = (
 )
 
 
-class Unavailable(Exception):
-    """The source gave no complete answer to this attempt."""
-
-
 class Wanted(cursor.Wanted):
     """The `args` of `load.postgres`; docs/loaders.md explains each."""
 
@@ -64,7 +61,7 @@ def load_postgres(args: dict[str, Any], context: Context) -> Generator[Progress 
     """Make the rows of `table` with the query's keys equal to the query's, in one transaction.
 
     The promises are those of `load.csv`. A query that the source refuses or that would write there raises
-    PermanentError too; a source that does not answer raises Unavailable. With a cursor the largest value is written in
+    PermanentError too; a source that does not answer raises Unreachable. With a cursor the largest value is written in
     the transaction that writes the rows, and the next job goes on there.
     """
     wanted = validated(Wanted, args)
@@ -79,7 +76,7 @@ class Query(Source):
     names_columns = "query"
 
     def __init__(self, wanted: Wanted, context: Context) -> None:
-        """Raises PermanentError for a query that the source does not take, Unavailable without the source."""
+        """Raises PermanentError for a query that the source does not take, Unreachable without the source."""
         super().__init__(f"source {wanted.source}")
         self._query, self._check = wanted.query.encode(), context.check
         self._key = wanted.key if wanted.resume else []  # of rows in its order, so that others may begin behind one
@@ -144,8 +141,7 @@ class Query(Source):
 
     def _connected(self, source: str, name: str) -> psycopg.Connection[Any]:
         variable = config.SOURCES + source.upper()
-        if (dsn := config.source_dsn(source)) is None:
-            raise Unavailable(f"the variable {variable} is not set in the environment of this worker")
+        dsn = required(variable, config.source_dsn(source))
         given = _LINK | {"connect_timeout": _CONNECT_SEC} | conninfo_to_dict(dsn)
         given |= {"application_name": name, "client_encoding": "utf8"}
         try:
@@ -154,7 +150,7 @@ class Query(Source):
             why = next((trouble for trouble in _TROUBLES if trouble in str(e)), "there is no connection")
             if re.search("certificate file|private key file", str(e)):
                 why = f"{variable} should name files of certificates and keys that this worker can read"
-            raise Unavailable(f"{self.origin} cannot be reached: {why}") from None
+            raise Unreachable(f"{self.origin} cannot be reached: {why}") from None
 
     def _described(self) -> dict[str, str]:
         """The columns with their types. Prepared alone, the query is whole: it cannot end the COPY around it."""
@@ -208,7 +204,7 @@ class Query(Source):
             yield
         except psycopg.Error as e:
             why = "the connection was lost" if e.sqlstate is None else reason_of(e)
-            kind = PermanentError if is_permanent(e) or e.sqlstate == _READ_ONLY else Unavailable
+            kind = PermanentError if is_permanent(e) or e.sqlstate == _READ_ONLY else Unreachable
             raise kind(f"{self.origin}: {why}") from None
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from dataloader import config
 from dataloader.pipelines import Context, PermanentError, Retry, http, register, retries
-from dataloader.pipelines.http import Refused, Unreachable
+from dataloader.pipelines.http import Refused, Unreachable, required
 from dataloader.queue.reports import messages, webhooks
 from dataloader.queue.reports.messages import Message
 
@@ -85,10 +85,11 @@ def _posted(url: str, body: bytes, headers: dict[str, str]) -> http.Answer:
     """The answer to one POST to a webhook's URL, or to the URL that its variable holds.
 
     A secret is never put into a URL: a variable holds the whole URL, and so says which host may receive it. Raises
-    Refused for what is no URL, Unreachable as `_value` and `http.exchange`.
+    Refused for what is no URL, Unreachable as `required` and `http.exchange`.
     """
     variable = webhooks.WHOLE.fullmatch(url)
-    url, name = (_value(variable[1]), f"the variable {variable[1]}") if variable else (url, "a ${variable} as its url")
+    name = f"the variable {variable[1]}" if variable else "a ${variable} as its url"
+    url = required(variable[1], config.webhook_secret(variable[1])) if variable else url
     if not webhooks.is_address(url):
         raise Refused(f"{name} should hold the whole URL, such as https://ops.example.com/alerts, without #")
     headers = {"Content-Type": "application/json"} | headers
@@ -96,13 +97,6 @@ def _posted(url: str, body: bytes, headers: dict[str, str]) -> http.Answer:
     address = http.Address.of(url)
     with http.exchange(address, times, "POST", headers, body, guard=lambda _, ip: http.is_forbidden(ip)) as answer:
         return answer
-
-
-def _value(variable: str) -> str:
-    """The value of this variable; raises Unreachable where this machine has not set it: another may have."""
-    if value := config.webhook_secret(variable):
-        return value
-    raise Unreachable(f"the variable {variable} is not set in the environment of this worker")
 
 
 def signed(variable: str | None, message_id: str, at: int, body: bytes) -> dict[str, str]:
@@ -113,7 +107,7 @@ def signed(variable: str | None, message_id: str, at: int, body: bytes) -> dict[
     headers = {"webhook-id": message_id, "webhook-timestamp": str(at)}
     if variable is None:
         return headers
-    prefix, _, text = _value(variable).partition("_")
+    prefix, _, text = required(variable, config.webhook_secret(variable)).partition("_")
     key = b""
     with suppress(ValueError):
         key = b64decode(text, validate=True)

@@ -136,17 +136,15 @@ def test_a_base_that_names_the_script(run: Run, bank: Bank, monkeypatch: pytest.
     assert [path.split("?")[0] for path, _ in bank.asked] == ["/scripts/other.asp", "/scripts/XML_daily.asp"]
 
 
-@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
-def test_statuses_that_are_tried_again(status: int, run: Run, bank: Bank) -> None:
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [(http.Unreachable, status) for status in (429, 500, 502, 503, 504)]
+    + [(PermanentError, status) for status in (400, 403, 404, 410)],
+)
+def test_which_statuses_are_tried_again(kind: type[Exception], status: int, run: Run, bank: Bank) -> None:
     bank.status = status
-    with pytest.raises(http.Unreachable, match=str(status)):
+    with pytest.raises(kind, match=str(status)):
         run("load.cbr.rates", date=DAY)
-
-
-@pytest.mark.parametrize("status", [400, 403, 404, 410])
-def test_statuses_that_are_not(status: int, permanent: Callable[..., str], bank: Bank) -> None:
-    bank.status = status
-    assert str(status) in permanent()
 
 
 def test_answers_that_were_cut_off(run: Run, bank: Bank, rows: Rows) -> None:

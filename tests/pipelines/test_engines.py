@@ -332,7 +332,12 @@ def test_ray_that_refuses_is_quoted(ray: FakeRay) -> None:
 
 @pytest.mark.parametrize(
     ("status", "state", "why"),
-    [("PENDING", State.RUNNING, ""), ("FAILED", State.FAILED, "bad"), ("STOPPED", State.STOPPED, "")],
+    [
+        ("PENDING", State.RUNNING, ""),
+        ("FAILED", State.FAILED, "bad"),
+        ("STOPPED", State.STOPPED, ""),
+        (None, State.ABSENT, ""),  # it has lost its memory
+    ],
 )
 def test_ray_whose_output_is_gone_tells_its_state(ray: FakeRay, status: str, state: State, why: str) -> None:
     ray.status, ray.log = status, None
@@ -343,10 +348,6 @@ def test_ray_whose_output_is_gone_is_asked_again_for_a_result(ray: FakeRay) -> N
     ray.status, ray.log = "SUCCEEDED", None
     with pytest.raises(Unreachable, match="cannot read the output of dl-x-1"):
         on_ray().poll(ORDER)
-
-
-def test_ray_that_has_lost_its_memory_knows_nothing(ray: FakeRay) -> None:
-    assert on_ray().poll(ORDER).state is State.ABSENT
 
 
 @pytest.mark.parametrize(

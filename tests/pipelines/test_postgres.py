@@ -199,7 +199,7 @@ def test_a_lost_connection_is_tried_again(load: Load, orders: list[Any], rows: R
     query = "SELECT pg_terminate_backend(pg_backend_pid()) AS no, id FROM orders"
     result = load(query, how={"max_attempts": 2})
     assert result.attempts == 2
-    assert "Unavailable: source crm: " in (result.error or "")
+    assert "Unreachable: source crm: " in (result.error or "")
     assert rows("SELECT to_regclass('t')") == [(None,)]
 
 

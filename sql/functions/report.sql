@@ -112,22 +112,18 @@ BEGIN
     ON CONFLICT (queue, task, kind) DO UPDATE SET
        count = least(t.count + excluded.count, most), seconds = least(t.seconds + excluded.seconds, 1e300),
        buckets = ARRAY(SELECT least(a + b, most) FROM unnest(t.buckets, excluded.buckets) WITH ORDINALITY AS n (a, b, nth) ORDER BY nth)),
-  took AS (
-    SELECT task, count(*) AS runs, array_agg(greatest(seconds, 0)::real ORDER BY event_id DESC) AS seconds
-      FROM steps WHERE step = 'done' AND seconds IS NOT NULL AND task <> '' GROUP BY task),
   durations AS (
     INSERT INTO dl_durations AS d (task, seconds, runs, learned_at)
-    SELECT task, seconds[1:200], runs, now() FROM took ORDER BY task
+    SELECT task, (array_agg(greatest(seconds, 0)::real ORDER BY event_id DESC))[1:200], count(*), now()
+      FROM steps WHERE step = 'done' AND seconds IS NOT NULL AND task <> '' GROUP BY task ORDER BY task
     ON CONFLICT (task) DO UPDATE SET
        seconds = (excluded.seconds || d.seconds)[1:200], runs = least(d.runs + excluded.runs, most), learned_at = excluded.learned_at),
-  used AS (
-    SELECT task, count(*) AS runs, array_agg(peak_mb ORDER BY event_id DESC) AS peaks,
-           array_agg((cpu_sec / seconds)::real ORDER BY event_id DESC) FILTER (WHERE seconds >= 1) AS shares
-      FROM steps WHERE peak_mb IS NOT NULL AND task <> '' GROUP BY task),
   latest AS (
-    SELECT used.task, least(used.runs + coalesce(n.runs, 0), most) AS runs, (used.peaks || n.peaks)[1:200] AS peaks,
-           (used.shares || n.shares)[1:200] AS shares
-      FROM used LEFT JOIN dl_needs n ON n.task = used.task),
+    SELECT steps.task, least(count(*) + coalesce(n.runs, 0), most) AS runs,
+           (array_agg(peak_mb ORDER BY event_id DESC) || n.peaks)[1:200] AS peaks,
+           (array_agg((cpu_sec / seconds)::real ORDER BY event_id DESC) FILTER (WHERE seconds >= 1) || n.shares)[1:200] AS shares
+      FROM steps LEFT JOIN dl_needs n ON n.task = steps.task WHERE peak_mb IS NOT NULL AND steps.task <> ''
+     GROUP BY steps.task, n.task),
   needs AS (
     INSERT INTO dl_needs (task, memory_mb, cpus, runs, learned_at, peaks, shares)
     SELECT task, (SELECT percentile_disc(0.95) WITHIN GROUP (ORDER BY peak) FROM unnest(peaks) peak),
@@ -145,30 +141,21 @@ BEGIN
     SELECT date_bin('5 min', at, '2000-01-01 00:00+00'), queue, sum(processed), sum(failed) FROM ended GROUP BY 1, 2
     ON CONFLICT (at, queue) DO UPDATE SET
        processed = least(p.processed + excluded.processed, most), failed = least(p.failed + excluded.failed, most)),
-  measured AS (
-    SELECT task, queue, date_bin('5 min', at, '2000-01-01 00:00+00') AS span,
-           array_agg(seconds) FILTER (WHERE seconds IS NOT NULL AND step = 'done') AS succeeded,
-           array_agg(seconds) FILTER (WHERE seconds IS NOT NULL AND step IN ('failed', 'lost', 'retry', 'crash', 'lease')) AS failed,
-           array_agg(seconds) FILTER (WHERE seconds IS NOT NULL AND step = 'canceled') AS canceled,
-           array_agg(waited) FILTER (WHERE waited IS NOT NULL) AS waiting,
-           array_agg(peak_mb::float8) FILTER (WHERE peak_mb IS NOT NULL) AS memory,
-           array_agg(cpu_sec::float8) FILTER (WHERE cpu_sec IS NOT NULL) AS cpu
-      FROM steps WHERE task <> '' AND (seconds IS NOT NULL OR waited IS NOT NULL)
-       AND at BETWEEN now() - interval '90 days' AND now() + interval '1 min'
-     GROUP BY task, queue, span),
   spans AS (
     INSERT INTO dl_spans AS s (task, queue, minutes, at, figure, count, total, largest, slots, counts)
-    SELECT task, queue, 5, span, figure, h.count, h.total, h.largest, h.slots, h.counts
-      FROM measured
-     CROSS JOIN LATERAL (VALUES ('succeeded', succeeded), ('failed', failed), ('canceled', canceled),
-                                ('waiting', waiting), ('memory', memory), ('cpu', cpu)) AS f (figure, of_runs)
-     CROSS JOIN LATERAL (
-       SELECT sum(n)::bigint AS count, sum(total) AS total, max(largest) AS largest,
-              array_agg(slot ORDER BY slot) AS slots, array_agg(n ORDER BY slot) AS counts
-         FROM (SELECT ceil(ln(least(greatest(value, 0.001), 1e9) * 1000) / ln(1.1::float8))::smallint AS slot,
-                      count(*)::int AS n, sum(greatest(value, 0)) AS total, max(greatest(value, 0)) AS largest
-                 FROM unnest(of_runs) AS value GROUP BY 1) in_slots) h
-     WHERE of_runs IS NOT NULL ORDER BY task, span, queue, figure
+    SELECT task, queue, 5, span, figure, sum(n), sum(total), max(largest),
+           array_agg(slot ORDER BY slot), array_agg(n ORDER BY slot)
+      FROM (SELECT task, queue, date_bin('5 min', at, '2000-01-01 00:00+00') AS span, figure,
+                   ceil(ln(least(greatest(value, 0.001), 1e9) * 1000) / ln(1.1::float8))::smallint AS slot,
+                   count(*)::int AS n, sum(greatest(value, 0)) AS total, max(greatest(value, 0)) AS largest
+              FROM steps CROSS JOIN LATERAL (VALUES
+                     (CASE WHEN step = 'done' THEN 'succeeded' WHEN step = 'canceled' THEN 'canceled'
+                           WHEN step IN ('failed', 'lost', 'retry', 'crash', 'lease') THEN 'failed' END, seconds),
+                     ('waiting', waited), ('memory', peak_mb), ('cpu', cpu_sec)) AS measured (figure, value)
+             WHERE task <> '' AND (seconds IS NOT NULL OR waited IS NOT NULL) AND figure IS NOT NULL AND value IS NOT NULL
+               AND at BETWEEN now() - interval '90 days' AND now() + interval '1 min'
+             GROUP BY task, queue, span, figure, slot) in_slots
+     GROUP BY task, queue, span, figure ORDER BY task, span, queue, figure
     {add_to_span})
   INSERT INTO dl_pace AS p (at, queue, processed, failed)
   SELECT at, queue, processed, failed FROM ended

@@ -274,7 +274,7 @@ def test_a_place_that_is_none_is_refused(conn: Conn, after: str) -> None:
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 1
 
 
-@pytest.mark.parametrize("group", ["dead", "not_due", "retried"])
+@pytest.mark.parametrize("group", ["of_dead", "of_time", "of_retries"])
 def test_a_filter_reads_along_an_index_and_only_so_far(conn: Conn, group: str) -> None:
     with quietly(conn):
         at, status = "now() + i * interval '1 s'", "(ARRAY['failed', 'queued'])[1 + i % 2]::dl_status"

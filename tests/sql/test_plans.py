@@ -369,11 +369,11 @@ def test_a_page_of_keys_costs_the_same_beside_a_key_with_a_hundred_thousand_jobs
     assert touched(conn, of_keys._SQL["keys"], **page, since="") < 6_500
     assert touched(conn, of_keys._SQL["keys"], **page, since="000500") < 6_500
     place = {"score": "-Infinity", "created_at": "-infinity", "job_id": "0" * 32, "long": of_keys.LONG, "limit": 51}
-    assert touched(conn, of_keys._SQL["payloads"], queue="q", lock_key="000001-long", **place) < 120
-    later = place | {"score": "50000"}
-    assert touched(conn, of_keys._SQL["payloads"], queue="q", lock_key="000001-long", **later) < 120
+    place |= {"queue": "q", "lock_key": "000001-long", "statuses": ["queued"]}
+    assert touched(conn, of_keys._SQL["jobs"], **place) < 120
+    assert touched(conn, of_keys._SQL["jobs"], **place | {"score": "50000"}) < 120
     assert touched(conn, of_keys._SQL["length"], queue="q", lock_key="000001-long", most=1_000) < 60
-    assert touched(conn, of_keys._SQL["dead"], queue="q", lock_key="000001-long", long=1, limit=10) < 20
+    assert touched(conn, of_keys._SQL["jobs"], **place | {"statuses": ["failed", "lost"]}) < 20
     assert touched(conn, stats._SQL["keys"], most=1_000, most_keys=1_000) < 6_000
 
 

@@ -100,12 +100,11 @@ BEGIN
   END IF;
   FOREACH this_queue IN ARRAY CASE WHEN p_most > 0 THEN p_queues ELSE '{}' END LOOP
   DECLARE  -- of this queue
-    is_paused boolean;   -- null: the queue has no settings
-    is_ordered boolean := false;
+    is_paused boolean;
+    is_ordered boolean;
     merges int;          -- dl_lock_heads' p_merge_limit
     dead_hold boolean;   -- a dead job keeps its key
     due_at timestamptz;
-    is_late boolean;
     taken record;
     in_order uuid[];     -- what dl_lock_heads has chosen
     heads tid[];         -- their rows
@@ -124,19 +123,17 @@ BEGIN
     skipped int := 0;                  -- how many rows behind p_from this call has read in vain
     skipped_keys int[] := '{}';        -- their keys
   BEGIN
-    SELECT (SELECT paused_at IS NOT NULL FROM dl_queues WHERE queue = this_queue),
+    SELECT paused_at IS NOT NULL, coalesce(ordered, false), CASE WHEN merge THEN coalesce(merge_limit, 1000) END,
+           on_dead = 'hold', q.batch,
            (SELECT available_at FROM dl_jobs WHERE queue = this_queue AND status = 'queued' AND blocked_on = 'time'
              ORDER BY queue, available_at, priority, created_at LIMIT 1),
            (SELECT min(since) FROM (SELECT since FROM dl_freed LIMIT 100) first)
-      INTO is_paused, due_at, freed_at;
-    IF is_paused IS NOT NULL THEN
-      IF is_paused THEN
-        p_priority := 0;
-        p_from := '-infinity';
-        CONTINUE;
-      END IF;
-      SELECT coalesce(ordered, false), CASE WHEN merge THEN coalesce(merge_limit, 1000) END, on_dead = 'hold', q.batch
-        INTO is_ordered, merges, dead_hold, batch FROM dl_queues q WHERE queue = this_queue;
+      INTO is_paused, is_ordered, merges, dead_hold, batch, due_at, freed_at
+      FROM (SELECT) one LEFT JOIN dl_queues q ON queue = this_queue;
+    IF is_paused THEN
+      p_priority := 0;
+      p_from := '-infinity';
+      CONTINUE;
     END IF;
     IF due_at <= now() THEN
       look_again := dl_wake(this_queue, 100) = 100 OR look_again;
@@ -262,16 +259,14 @@ BEGIN
     END LOOP;
 
     EXIT WHEN started > 0;
-    is_late := due_at <= now() AND (  -- others have these rows locked
-      SELECT true FROM dl_jobs WHERE queue = this_queue AND status = 'queued' AND blocked_on = 'time' AND available_at <= now()
-       ORDER BY queue, available_at, priority, created_at LIMIT 1);
-    SELECT least(due_in, extract(epoch FROM next.at - clock_timestamp()),
-                 CASE WHEN skipped > 0 THEN least(1, greatest(0.1, skipped / 1000.0)) END,
-                 CASE WHEN is_late THEN 1 END, CASE WHEN is_contended THEN 0.05 END) INTO due_in
-      FROM (SELECT) one LEFT JOIN LATERAL (
-        SELECT least(available_at, now() + interval '1 year') AS at FROM dl_jobs
-         WHERE queue = this_queue AND status = 'queued' AND blocked_on = 'time' AND available_at > now()
-         ORDER BY queue, available_at, priority, created_at LIMIT 1) next ON true;
+    due_in := least(
+      due_in, CASE WHEN skipped > 0 THEN least(1, greatest(0.1, skipped / 1000.0)) END, CASE WHEN is_contended THEN 0.05 END,
+      (SELECT extract(epoch FROM least(available_at, now() + interval '1 year') - clock_timestamp()) FROM dl_jobs
+        WHERE queue = this_queue AND status = 'queued' AND blocked_on = 'time' AND available_at > now()
+        ORDER BY queue, available_at, priority, created_at LIMIT 1),
+      CASE WHEN due_at <= now() THEN (  -- others have these rows locked
+        SELECT 1 FROM dl_jobs WHERE queue = this_queue AND status = 'queued' AND blocked_on = 'time' AND available_at <= now()
+         ORDER BY queue, available_at, priority, created_at LIMIT 1) END);
     p_priority := 0;
     p_from := '-infinity';
     batch := NULL;

@@ -255,7 +255,8 @@ class Execution:
         self._family = Family(delivery, self._runner.queue_session, self._runner.settings.pg_schema_queue)
         kept = self._runner.kept.get(job.job_id, Checkpoint())
         self._checkpoints = Checkpoints(lease, self._pipeline, kept, self._target_checkpoint)
-        self.must_stop, self.queue_session = lease.must_stop, self._runner.queue_session
+        self.must_stop = lease.must_stop
+        self.queue_session, self.secret = self._runner.queue_session, self._runner.secret
         self.begin_at, self.save = self._checkpoints.begin, self._checkpoints.save
         self.trigger, self.gather, self.parents = self._family.trigger, self._family.gather, self._family.parents
         return pipelines.Context(
@@ -305,9 +306,6 @@ class Execution:
         if self._checkpoints is None:
             raise PermanentError("a pipeline that saves a checkpoint should take a context, and read its checkpoint")
         self._checkpoints.save(document.checkpoint)
-
-    def secret(self, name: str) -> str | None:
-        return self._runner.secret(name)
 
     @cached_property
     def http(self) -> Session:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
-from dataloader.pipelines.binary_copy import encoded, exact, takes_texts
+from dataloader.pipelines.binary_copy import encoded, parsed, takes_texts
 from dataloader.pipelines.parquet import widened
 
 _QUOTE, _END, _RETURN = b'"\n\r'
@@ -84,6 +84,4 @@ def reader(
 
 def _type(kind: str) -> Any:
     """PURE: the type of Arrow as which a field of this type is read, a text too; None where Arrow cannot."""
-    if (decimal := exact(kind)) and decimal.precision + decimal.scale <= 18:  # Arrow moves the point unchecked
-        return decimal
-    return _TYPES.get(kind) or (pa.string() if takes_texts(kind) else None)
+    return parsed(kind) or _TYPES.get(kind) or (pa.string() if takes_texts(kind) else None)

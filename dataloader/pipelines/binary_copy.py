@@ -26,7 +26,7 @@ _EPOCH_DAYS, _DAY = 10_957, 86_400_000_000  # PostgreSQL counts days and microse
 _YEARS = (-719_162, 2_932_896)  # the first and the last day of the years 1 to 9999, which have one text
 _TEXTS = ("text", "character varying", "character", "json", "jsonb")
 _INTEGERS = {"smallint": pa.int16(), "integer": pa.int32(), "bigint": pa.int64()}
-_NUMBERS = (*_INTEGERS, "real", "double precision", "numeric")
+NUMBERS = (*_INTEGERS, "real", "double precision", "numeric")
 _PLAIN_LENGTH = 20  # of a number: within the limits of a float, and its point can move by 18 digits in Arrow
 # The forms of texts that Arrow and PostgreSQL read in one way, with the type of Arrow: canonical numbers, of which a
 # numeric keeps all digits and so stays a text, and a float is within its limits; times with minutes in zones of less
@@ -112,6 +112,12 @@ def exact(kind: str) -> Any:
     return pa.decimal128(digits, scale) if scale <= min(digits, 16) and 0 < digits <= 18 else None
 
 
+def parsed(kind: str) -> Any:
+    """PURE: the same, for numbers that Arrow parses: it moves their points unchecked."""
+    decimal = exact(kind)
+    return decimal if decimal and decimal.precision + decimal.scale <= 18 else None
+
+
 def _bare(kind: str) -> str:
     """The type without its bounds: `numeric` of `numeric(12,2)`."""
     return re.sub(r"\(.*?\)", "", kind)
@@ -143,7 +149,7 @@ def _stored(column: Any, kind: str) -> Any:
         return column.storage
     if types.is_string(of) and kind in _FORMS:
         form, known = _FORMS[kind]
-        if kind in _NUMBERS and (decimal or known) and _are_plain_numbers(column):
+        if kind in NUMBERS and (decimal or known) and _are_plain_numbers(column):
             with suppress(pa.ArrowInvalid):
                 return _stored(column.cast(decimal or known), kind)
         if pc.all(pc.match_substring_regex(_typical(column), f"^(?:{form})$")).as_py() is False:
@@ -157,7 +163,7 @@ def _stored(column: Any, kind: str) -> Any:
 
 
 def _are_plain_numbers(column: Any) -> bool:
-    """Whether the texts are short, of digits, points and signs alone: then Arrow reads or refuses each as PostgreSQL."""
+    """Whether the texts are short, of digits, points and signs: Arrow reads or refuses these as PostgreSQL does."""
     offsets, text = _offsets(column), column.buffers()[2] or b""
     are_short = np.diff(offsets).max(initial=0) <= _PLAIN_LENGTH
     return bool(are_short and not bytes(text[offsets[0] : offsets[-1]]).translate(None, b"-.0123456789"))

@@ -1,7 +1,8 @@
-"""Lines of JSON as PostgreSQL's binary COPY, without a loop over rows: objects of one layout with one reading.
+"""Lines of JSON as PostgreSQL's binary COPY, without a loop over rows: objects with one reading.
 
-A program mostly writes the objects of a file with the same names in the same order. So numpy finds the quotes and the
-names of many lines at once, and the texts between them become columns of Arrow. Other lines have no rows here.
+Arrow parses values without parts whose types have an exact type of Arrow. For others numpy reads objects of one layout:
+a program mostly writes the objects of a file with the same names in the same order. So the quotes and the names of many
+lines are found at once, and the texts between them become columns of Arrow. Other lines have no rows here.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.lib.stride_tricks import sliding_window_view
+from pyarrow import json as arrow_json
+from pyarrow import types
 
 from dataloader.pipelines.arrow_block import Copied
-from dataloader.pipelines.binary_copy import encoded, takes_texts
+from dataloader.pipelines.binary_copy import NUMBERS, encoded, parsed, takes_texts
 from dataloader.pipelines.parquet import widened
 
 # The characters behind a backslash, with bytes that no text has: these stand for them while quotes are found.
@@ -30,7 +33,12 @@ _BY_NUMBER = re.compile(rb"\\u(?!00[01]|0022|005[cC])[0-9a-fA-F]{4}")
 _NUMBER = r"^-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?$"
 _DOUBTS = (pa.ArrowException, ValueError, LookupError, RecursionError)
 _DEEPEST = 100  # JsonFile and PostgreSQL have limits of their own
-_BARE = ("boolean", "smallint", "integer", "bigint", "real", "double precision", "numeric", "jsonb")
+_PARSED = {
+    **{"boolean": pa.bool_(), "smallint": pa.int16(), "integer": pa.int32(), "bigint": pa.int64()},
+    **{"real": pa.float32(), "double precision": pa.float64(), "jsonb": None},
+}
+_SMALL = (b"e-", b"E-", b"0" * 36)  # one of these is in each number that is too small for a float
+_BARE = ("boolean", *NUMBERS, "jsonb")
 
 
 class Lines:
@@ -43,9 +51,17 @@ class Lines:
         self._kinds = {name: re.sub(r"\(.*?\)", "", kind) for name, kind in zip(names, stored, strict=False)}
         self._stored, self._added, self._lines = stored, added, lines
         self._is_known = "json" not in self._kinds.values() and all(map(takes_texts, self._kinds.values()))
+        parsers = [
+            (name, parsed(kind) if bare == "numeric" else _PARSED.get(bare, pa.string()))
+            for (name, bare), kind in zip(self._kinds.items(), stored, strict=False)
+        ]
+        self._schema = pa.schema(parsers) if self._is_known and all(kind for _, kind in parsers) else None
 
     def read(self, text: bytes) -> list[Any] | None:
-        """The texts of the values, a column for each name; None where there is any doubt."""
+        """The values or their texts, a column for each name; None where there is any doubt."""
+        if self._schema:
+            with suppress(*_DOUBTS):
+                return _parsed(text, self._schema)
         with suppress(*_DOUBTS):
             return _columns(text, self._kinds) if self._is_known else None
         return None
@@ -60,13 +76,13 @@ class Lines:
 
 def types_in(text: bytes) -> dict[str, set[str]] | None:
     """The types of the values in these lines, by name; None for lines of another layout."""
-    types: dict[str, set[str]] = {}
+    found: dict[str, set[str]] = {}
     with suppress(*_DOUBTS):
         names, marked, _, spans = _read(text, has_nested=True)
         for name, begin, end, is_quoted, is_null in zip(names, *spans, strict=True):
             bare = _texts(pa.py_buffer(marked), begin, end, is_quoted | is_null).drop_null()
-            types[name] = _types(bare) | ({"text"} if is_quoted.any() else set())
-        return types
+            found[name] = _types(bare) | ({"text"} if is_quoted.any() else set())
+        return found
     return None
 
 
@@ -76,12 +92,12 @@ def _types(bare: Any) -> set[str]:
     numbers, nested = bare.filter(is_number), bare.filter(pc.invert(pc.or_(is_boolean, is_number))).to_pylist()
     if not all(each[0] in "[{" and json.loads(each, strict=False) is not None for each in nested):
         raise ValueError("no JSON")
-    types = {"boolean"} if pc.any(is_boolean).as_py() else set[str]()
-    types |= {"jsonb"} if nested else set()
+    found = {"boolean"} if pc.any(is_boolean).as_py() else set[str]()
+    found |= {"jsonb"} if nested else set()
     try:
-        return types | ({"bigint"} if len(numbers.cast(pa.int64())) else set())
+        return found | ({"bigint"} if len(numbers.cast(pa.int64())) else set())
     except pa.ArrowInvalid:
-        return types | {"numeric"}
+        return found | {"numeric"}
 
 
 def _read(text: bytes, has_nested: bool) -> tuple[list[str], bytes, set[int], tuple[Any, ...]]:
@@ -99,6 +115,24 @@ def _read(text: bytes, has_nested: bool) -> tuple[list[str], bytes, set[int], tu
     return names, marked, marks, _spans(np.frombuffer(marked, np.uint8), names, has_nested)
 
 
+def _parsed(text: bytes, schema: Any) -> list[Any]:
+    """The values of these lines, a column for each name; an error unless each line is an object of these names."""
+    lines = text.count(b"\n") + (not text.endswith(b"\n"))
+    between = text.count(b"}\r\n{" if b"\r" in text else b"}\n{")
+    if not text.startswith(b"{") or between != lines - 1:  # a null in front of all objects crashes Arrow
+        raise ValueError("an object in several lines, or lines without one")
+    options = arrow_json.ReadOptions(use_threads=False, block_size=len(text) + 1)
+    parse = arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
+    [batch] = arrow_json.read_json(pa.BufferReader(text), options, parse).to_batches()
+    if batch.num_rows != lines:
+        raise ValueError("a line of several objects")
+    for column in (each for each in batch.columns if types.is_floating(each.type)):
+        has_zero, are_finite = pc.any(pc.equal(column, 0)).as_py(), pc.all(pc.is_finite(column)).as_py()
+        if are_finite is False or (has_zero and any(mark in text for mark in _SMALL)):
+            raise ValueError("too large or too small for a float")
+    return list(batch.columns)
+
+
 def _columns(text: bytes, kinds: dict[str, str]) -> list[Any]:
     """The texts of the values of these lines, a column for each name; an error for lines of another layout."""
     names, marked, marks, spans = _read(text, "jsonb" in kinds.values())
@@ -111,6 +145,8 @@ def _columns(text: bytes, kinds: dict[str, str]) -> list[Any]:
         if kinds[name] not in _BARE and not (is_quoted | is_null).all():
             raise ValueError("a value without quotes")
         columns[name] = _texts(final, begin + is_quoted, end - is_quoted, is_null)
+        if kinds[name] in NUMBERS and pc.all(pc.match_substring_regex(columns[name], _NUMBER)).as_py() is False:
+            raise ValueError("no number of JSON")
     return [*columns.values()]
 
 

@@ -47,6 +47,7 @@ WHITESPACE = "whitespace"  # the delimiter of columns that are set apart by blan
 _DELIMITERS = "\t|;,"  # those that are recognized; the earlier ones are rarer in texts
 _QUOTED = re.compile(r'(?m)(?:^|(?<=[\t|;,]))"(?:[^"]|"")*+"')
 _NO_QUOTE = "\udbff"  # no encoding yields this character
+_SEP_LINE = re.compile('"?sep=(.)"?\\s*', re.IGNORECASE)  # for Excel
 _RECOGNIZED_BY = 20  # lines
 _RECOGNIZED_CHARACTERS = 2**14  # of each of them
 _CONTROLS = re.compile("[\x80-\x9f]")  # no text has them
@@ -389,7 +390,9 @@ class CsvFile(FileSource):
             raise self.error(1, f"should begin with the byte order mark of {self._encoding}") from None
         self._chunks = self._texts()
         self._advance()
-        self._line = self._layout.skip_rows
+        self._sep = _SEP_LINE.fullmatch(self._lines.readline(_RECOGNIZED_BY))
+        self._line = max(self._layout.skip_rows, int(self._sep is not None))
+        self._lines.seek(0)
         for _ in range(self._line):
             while (text := self._readline()) and text[-1] not in "\r\n":
                 pass
@@ -397,6 +400,8 @@ class CsvFile(FileSource):
 
     def _recognized(self) -> str:
         """The delimiter: the one that the header has, and that most lines have as often."""
+        if self._sep:
+            return self._sep[1]
         text = "".join(self._readline(_RECOGNIZED_CHARACTERS) for _ in range(_RECOGNIZED_BY))
         lines = _LINE_ENDS.split(_QUOTED.sub("", text))  # a quoted name may have several lines
         is_comment = self._layout.comment or _NO_QUOTE

@@ -8,6 +8,8 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any, TypeVar
 
 from dataloader.config import ConfigError
@@ -115,8 +117,27 @@ def load(modules: Iterable[str]) -> None:
 
 
 def import_users(name: str) -> None:
-    """Import a users' module, also from the working folder, which comes last: no file there hides a library."""
+    """Import a users' module, also from the working folder, which comes first for it alone and last for others."""
     with suppress(OSError):  # the working folder may have been removed
         if (folder := os.getcwd()) not in sys.path:
             sys.path.append(folder)
+        _FIRST.folders.setdefault(name.partition(".")[0], folder)
+    if _FIRST not in sys.meta_path:
+        sys.meta_path.insert(0, _FIRST)
     importlib.import_module(name)
+
+
+class _First(MetaPathFinder):
+    """Finds the top of a users' module in the folder that stands for its name here; packages with a file only."""
+
+    def __init__(self) -> None:
+        self.folders: dict[str, str] = {}
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if (folder := self.folders.get(fullname)) is None:
+            return None
+        spec = PathFinder.find_spec(fullname, [folder])
+        return spec if spec and spec.loader else None  # a bare folder of this name may be no package
+
+
+_FIRST = _First()

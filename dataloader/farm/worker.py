@@ -253,7 +253,10 @@ class Worker:
             with_context = {task for task, each in pipelines.registered().items() if each.wants_context}
             again = [job.job_id for job in step.jobs if job.claim > 1 and job.task in with_context]
             self.runner.kept = lifecycle.checkpoints(session.conn, again) if again else {}
-            self.observed.learn(session.conn, [job.job_id for job in step.jobs])
+            job_ids = [job.job_id for job in step.jobs]
+            self.observed.learn(
+                lambda: lifecycle.traces(session.conn, job_ids), lambda: lifecycle.waits(session.conn, job_ids)
+            )
         else:
             self._due_in = step.due_in
             if most and not step.look_again:

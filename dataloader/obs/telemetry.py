@@ -20,8 +20,6 @@ import structlog
 
 import dataloader
 from dataloader import log
-from dataloader.queue import lifecycle
-from dataloader.queue.db import Conn
 from dataloader.queue.job import End, Job, Outcome
 
 if TYPE_CHECKING:
@@ -123,10 +121,16 @@ class Runs:
     def __init__(self, *parts: Spans | Figures) -> None:
         self._parts = parts
 
-    def learn(self, conn: Conn, job_ids: list[UUID]) -> None:
-        """Keep what is wanted about the jobs that are about to run."""
+    def learn(self, parents: Callable[[], Mapping[UUID, str]], waits: Callable[[], Mapping[UUID, float]]) -> None:
+        """Keep what is wanted about the jobs that are about to run.
+
+        `parents` gives their traceparents, `waits` the seconds for which they were due when they were claimed.
+        """
         for part in self._parts:
-            part.learn(conn, job_ids)
+            if isinstance(part, Spans):
+                part.parents = parents()
+            else:
+                part.waits, part.learned_at = waits(), monotonic()
 
     def run(self, job: Job) -> AbstractContextManager[Report]:
         """Report the run in the block; the block passes the run's outcome to the function that it gets."""
@@ -170,11 +174,8 @@ class Figures:
         )
         self._runs = meter.create_counter("dataloader.runs", unit="{run}", description="Runs by their outcome")
         self._running = meter.create_up_down_counter("dataloader.running", unit="{run}", description="Runs under way")
-        self.waits: Mapping[UUID, float] = {}  # seconds for which jobs had been due at this instant
+        self.waits: Mapping[UUID, float] = {}
         self.learned_at = 0.0
-
-    def learn(self, conn: Conn, job_ids: list[UUID]) -> None:
-        self.waits, self.learned_at = lifecycle.waits(conn, job_ids), monotonic()
 
     @contextmanager
     def run(self, job: Job) -> Iterator[Report]:
@@ -212,10 +213,7 @@ class Spans:
         self.provider.add_span_processor(Masking(_exporter("traces")))
         trace.set_tracer_provider(self.provider)  # for the spans of pipelines
         self._tracer = self.provider.get_tracer(NAME, dataloader.version())
-        self._parents: Mapping[UUID, str] = {}  # the traceparents of jobs
-
-    def learn(self, conn: Conn, job_ids: list[UUID]) -> None:
-        self._parents = lifecycle.traces(conn, job_ids)
+        self.parents: Mapping[UUID, str] = {}
 
     @contextmanager
     def run(self, job: Job) -> Iterator[Report]:
@@ -227,7 +225,7 @@ class Spans:
             job.task,
             context=Context(),
             kind=SpanKind.CONSUMER,
-            links=_links(self._parents.get(job.job_id)),
+            links=_links(self.parents.get(job.job_id)),
             attributes={
                 "dataloader.job_id": str(job.job_id),
                 "dataloader.queue": job.queue,

@@ -1,7 +1,6 @@
 """Metrics by OpenTelemetry, read by the SDK's reader in memory; without the wish for them they cost nothing."""
 
 from collections.abc import Iterator
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -29,14 +28,15 @@ def reader() -> InMemoryMetricReader:
 
 def test_a_run_is_measured_and_counted_by_its_outcome(reader: InMemoryMetricReader) -> None:
     measured = telemetry.Figures("vm1:7:b", reader)
-    measured.waits, measured.learned_at = {JOB.job_id: 40.0}, monotonic()
+    runs = telemetry.Runs(measured)
+    runs.learn(dict, lambda: {JOB.job_id: 40.0})
     with measured.run(JOB) as report:
         assert [(point.value, point.attributes) for point in read(reader)["dataloader.running"]] == [(1, NAMED)]
         report(Outcome(End.DONE))
     with pytest.raises(KeyboardInterrupt), measured.run(job()):
         raise KeyboardInterrupt
     found = read(reader)
-    telemetry.Runs(measured).close()
+    runs.close()
     assert [point.value for point in found["dataloader.running"]] == [0]
     assert [(point.value, point.attributes) for point in found["dataloader.runs"]] == [
         (1, NAMED | {"dataloader.outcome": "done"})

@@ -29,11 +29,13 @@ MB = 2**20
 MEASURED_SEC = 0.25  # how old a measurement may be
 POLL_SEC = (0.03, 0.08)  # between the checks of an idle worker; random, so that few workers check at once
 LEAST_SHARE = 0.5  # of the processors that a run needs, which the measured load leaves free
+CLOSED_SEC = 1.0  # until the next try, where a stopped process is about to enter a run
 # After its last refresh a reservation is over: workers with a job that waits claim once a second.
 RESERVED_SEC = periods.seconds("RESERVED_SEC", 5.0)
 HEAT_SEC = periods.seconds("HEAT_SEC", 5.0)  # between two readings of the sensors, which take milliseconds
 LOAD_SEC = 1.0  # over which processors are measured, at least: the kernel counts in steps of 10 ms
-_BUSY = ("user", "nice", "system", "irq", "softirq", "steal")  # the time of guests is part of the users'
+_BUSY = (1, 2, 3, 6, 7, 8)  # in a line of /proc/stat: user, nice, system, irq, softirq, and what other guests took
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Running(NamedTuple):
@@ -111,6 +113,7 @@ class Admission:
         self._load = Load({}, 0.0)
         self._measured_at = -MEASURED_SEC
         self._measured_state: tuple[object, ...] = ()  # the runs and the reservation at the latest check
+        self._closed_until = 0.0  # a process is stopped that was about to enter a run
         self._left_out: frozenset[str] = frozenset()  # the tasks without room at the latest claim that passed jobs over
 
     def know(self, needs: Mapping[str, Needs]) -> None:
@@ -120,6 +123,8 @@ class Admission:
         """The tasks that the next claim should pass over, for the host has no room for them now."""
         if not self._needs:
             return ()
+        if now() < self._closed_until:
+            return list(self._needs)
         # The room of a run that has ended counts at once.
         self._measure(0.0 if self._state() != self._measured_state else MEASURED_SEC)
         self._measured_state, reserved = self._state(), _standing(self._shared.room.read())
@@ -157,15 +162,19 @@ class Admission:
         """Claim the room that a run of this task needs; False when there is none any more."""
         if (needs := self._needs.get(task)) is None:
             return True
-        with suppress(Busy), self._shared.room.changed(must=True) as note:
-            self._measure(0.0)
-            reserved = _standing(note)
-            if self._has_room(task, needs, reserved):
+        try:
+            with self._shared.room.changed(must=True) as note:
+                self._measure(0.0)
+                reserved = _standing(note)
+                if not self._has_room(task, needs, reserved):
+                    return False
                 self._slot.needs = needs
                 if reserved and reserved[0] == task:
                     note.clear()
-                return True
-        return False
+        except Busy:
+            self._closed_until = now() + CLOSED_SEC
+            return False
+        return True
 
     def leave(self) -> None:
         self._slot.needs = NONE
@@ -297,8 +306,11 @@ def room_of(memories: list[Memory], share: float, size_mb: float, runs_mb: float
 
 def processors(root: Path = Path("/")) -> Processors:
     """The processors that this process may use: those of its affinity, or the quota of its cgroup."""
-    own, times = os.sched_getaffinity(0), psutil.cpu_times(percpu=True)
-    busy_sec = sum(getattr(each, name) for number, each in enumerate(times) if number in own for name in _BUSY)
+    own = os.sched_getaffinity(0)
+    names, busy_sec = {f"cpu{number}" for number in own}, 0.0
+    with suppress(OSError):
+        lines = [line.split() for line in (root / "proc/stat").read_text().splitlines()]
+        busy_sec = sum(int(line[at]) for line in lines if line[0] in names for at in _BUSY) / _TICKS
     least = Processors(float(len(own)), busy_sec)
     for folder in _cgroup(root):
         with suppress(OSError, ValueError):  # "max"

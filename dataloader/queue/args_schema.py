@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 SIZE_LIMIT = 65_536  # bytes of a schema; the column has the same bound
 CHECK_SEC = 0.2  # of the processor's time, for the check of one job's args
 CHECKS_SEC = 2.0  # the same for the jobs of one request
-SCHEMA_SEC = 1.0  # the same for the check of a schema itself, by the schema of schemas
+SCHEMA_SEC = 3.0  # the same for the check of a schema itself, by the schema of schemas
 FAULTS = 20  # of one job
-UNIQUE_LIMIT = 200  # items that are compared with each other
+UNIQUE_MOST = 1_000_000  # the number of a list's items by their characters, up to which the items are compared
 _CHOICES_SHOWN = 20
 _MESSAGE_LIMIT = 300
 _NAMED = ("properties", "$defs", "definitions")  # keywords of which the keys are names, and no keywords
@@ -121,6 +121,11 @@ _ends_at: ContextVar[float] = ContextVar("ends_at")
 _Keyword = Callable[[Any, Any, Any, Any], Iterable[Any] | None]
 
 
+def _require_time() -> None:
+    if thread_time() > _ends_at.get():
+        raise _Exhausted
+
+
 @lru_cache(maxsize=256)
 def _validator(text: str) -> Any:
     """The validator of a schema; None where it is none that can be checked, which is as costly to find out."""
@@ -170,6 +175,7 @@ def _validator_class(of_schemas: bool = False) -> Any:
 
     def evolve(validator: Any, **changes: Any) -> Any:
         # The library's own way takes another class for a part with a `$schema`: one that tries `pattern`, without end.
+        _require_time()  # an item costs time even if its schema has no keyword
         return made(**({name: getattr(validator, attribute) for name, attribute in given} | changes))
 
     made.evolve = evolve
@@ -187,10 +193,10 @@ def _bounded(name: str, keyword: _Keyword) -> _Keyword:
     """The keyword, as long as the check has time left; without what a pattern decides, and what takes long at once."""
 
     def bounded(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
-        if thread_time() > _ends_at.get():
-            raise _Exhausted
+        _require_time()
         is_by_pattern = name == "additionalProperties" and "patternProperties" in schema
-        is_long = name == "uniqueItems" and isinstance(instance, list) and len(instance) > UNIQUE_LIMIT
+        is_list = name == "uniqueItems" and isinstance(instance, list)
+        is_long = is_list and len(instance) * len(repr(instance)) > UNIQUE_MOST  # each two items may be compared
         if not is_by_pattern and not is_long:
             yield from keyword(validator, value, instance, schema) or ()
 

@@ -18,7 +18,7 @@ from dataloader.ops.errors import Problem, invalid
 from dataloader.ops.op import Call
 from dataloader.queue import hooks, new_job, operations
 from dataloader.queue.args_schema import Allowance
-from dataloader.queue.enqueue import Columns, NewJob, are_known
+from dataloader.queue.enqueue import Columns, NewJob, are_known, as_json
 from dataloader.queue.new_job import FAULTS_SHOWN, Trigger
 from dataloader.queue.parents import Parents, fault
 
@@ -36,6 +36,9 @@ def one(call: Call, fields: dict[str, Any]) -> NewJob:
         fields = _hooked(fields, ())
         if faults := new_job.WrongJobs([fields]).faults:
             raise refusal([each | {"loc": each["loc"][1:]} for each in faults], Trigger, "field")
+        args = as_json(fields.get("args", {}))
+        _require_small(args, "/args")
+        fields = fields | {"args": json.loads(args)}  # as schemas and workers see them: JSON has no tuples
     trigger = validated(Trigger, fields)
     given = {name: getattr(trigger, name) for name in trigger.model_fields_set}
     _require_sound([given.get("depends_on")], 1, "/depends_on")
@@ -73,11 +76,14 @@ def _columns(call: Call, jobs: list[Any]) -> Columns:
         raise refusal(e.faults, Trigger, "field", ("jobs",)) from None
     _require_sound(columns["depends_on"], len(columns["args"]), "/jobs")
     for number, args in enumerate(columns["args"]):
-        if len(args) > BODY_LIMIT // 4 and len(args.encode()) > BODY_LIMIT:
-            message = f"args should be at most {BODY_LIMIT} bytes of JSON"
-            wrong = Fault(pointer=f"/jobs/{number}/args", code="too_large", message=message)
-            raise Problem(413, message, [wrong])
+        _require_small(args, f"/jobs/{number}/args")
     return columns
+
+
+def _require_small(args: str, place: str) -> None:
+    if len(args) > BODY_LIMIT // 4 and len(args.encode()) > BODY_LIMIT:
+        message = f"args should be at most {BODY_LIMIT} bytes of JSON"
+        raise Problem(413, message, [Fault(pointer=place, code="too_large", message=message)])
 
 
 def _require_sound(depends_on: Sequence[Parents | None], count: int, place: str) -> None:

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -57,22 +57,22 @@ def document(raw: bytes, depth: int = DEPTH_LIMIT) -> dict[str, Any]:
     if b"\\u0000" in raw or b"\\ud" in raw or b"\\uD" in raw:  # an emoji may be written as two surrogates
         text = json.dumps(value, ensure_ascii=False)
         if UNSTORABLE.search(text) or NUL_IN_JSON.search(text):
-            place = next(path for path, text in _texts(value, ()) if UNSTORABLE.search(text))
-            raise invalid(pointer(place), "unstorable_text", "text should hold no U+0000 and no lone surrogate")
+            message = "text should hold no U+0000 and no lone surrogate"
+            raise invalid(pointer(_place(value) or ()), "unstorable_text", message)
     return value
 
 
-def _texts(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """The texts and keys in a JSON value, each with its path."""
+def _place(value: Any) -> tuple[str | int, ...] | None:
+    """The path to the first text or key in a JSON value that PostgreSQL cannot store; None if there is none."""
     if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            yield (*path, name), name
-            yield from _texts(item, (*path, name))
-    elif isinstance(value, list):
-        for place, item in enumerate(value):
-            yield from _texts(item, (*path, place))
+        return () if UNSTORABLE.search(value) else None
+    steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for step, item in steps:
+        if isinstance(step, str) and UNSTORABLE.search(step):
+            return (step,)
+        if isinstance(item, str | dict | list) and (rest := _place(item)) is not None:
+            return (step, *rest)
+    return None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

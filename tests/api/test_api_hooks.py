@@ -18,7 +18,7 @@ from dataloader import config, log
 from dataloader.cli.direct import Direct
 from dataloader.client import Refused as RefusedByFarm
 from dataloader.pipelines import around_enqueue
-from dataloader.queue import db, enqueue
+from dataloader.queue import db, enqueue, operations
 from dataloader.queue.enqueue import NewJob
 from dataloader.queue.hooks import AROUND_ENQUEUE
 
@@ -132,6 +132,22 @@ def test_what_a_hook_returns_is_checked_as_a_body(client: FlaskClient, conn: db.
         refused(client.post(TRIGGER, json=ORDER), 400, "invalid-input", pointer)
         refused(client.post(BATCH, json={"jobs": [ORDER]}), 400, "invalid-input", f"/jobs/0{pointer}")
         assert rows(conn) == []
+
+
+def test_the_args_that_a_hook_makes_have_the_bounds_and_the_schema_of_given_ones(
+    client: FlaskClient, conn: db.Connection, refused: Refused
+) -> None:
+    around_enqueue(lambda job: job | {"args": {"n": made}})
+    schema = {"type": "object", "properties": {"n": {"type": "array", "items": {"type": "integer"}}}}
+    operations.publish_tasks(conn, {MINIMAL["task"]: {"args_schema": json.dumps(schema)}})
+    for path, body, place in ((TRIGGER, MINIMAL, ""), (BATCH, {"jobs": [MINIMAL]}, "/jobs/0")):
+        made: Any = ("x" * 300_000,)
+        refused(client.post(path, json=body), 413, "too-large", f"{place}/args")
+        made = (1, "x")
+        refused(client.post(path, json=body), 400, "invalid-input", f"{place}/args/n/1")
+        made = (1, 2)
+        assert client.post(path, json=body).status_code == 200
+    assert [row["args"] for row in rows(conn)] == [{"n": [1, 2]}] * 2
 
 
 def test_a_hook_that_returns_no_dict_is_named(client: FlaskClient, refused: Refused) -> None:

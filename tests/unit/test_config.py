@@ -69,7 +69,7 @@ WRONG_WORKERS = [
     ("s3cret", "WORKERS_JSON: should be JSON such as"),
     ("[" * 100_000, "WORKERS_JSON: should be JSON such as"),
     ('[{"queue":"q","concurrency":0}]', "WORKERS_JSON[0].concurrency: Input should be greater"),
-    ('[{"queue":"q","workers":"s3cret"}]', "WORKERS_JSON[0].workers: Extra inputs are not"),
+    ('[{"queue":"q","workers":"s3cret"}]', "WORKERS_JSON[0].workers: there is no such word; there are queue, "),
     ("[{}]", 'WORKERS_JSON[0]: should have either "queue", or "queues": ["orders", "stock"]'),
     ('[{"queue":"a","queues":["b"]}]', 'WORKERS_JSON[0]: should have either "queue", or "queues"'),
     ('[{"queues":[]}]', "WORKERS_JSON[0].queues: List should have at least 1 item"),

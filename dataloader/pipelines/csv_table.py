@@ -952,7 +952,7 @@ class Table:
         try:
             with self.conn.transaction():
                 return bool(self._value("unfit", value=sql.Identifier(name), cast=cast))
-        except errors.DataError:
+        except (errors.DataError, errors.FeatureNotSupported):  # the latter for NaN and infinity
             return True
 
     def _change(self) -> None:

@@ -277,7 +277,7 @@ def test_packed_json_is_read(loaded: Callable[..., list[Any]]) -> None:
     lines = [b'{"id": %d}\n' % n for n in range(3)]
     assert loaded(b"".join(map(zstd.compress, lines))) == [(0,), (1,), (2,)]
     assert loaded(gzip.compress(lines[0]) + gzip.compress(b'{"id": 5}')) == [(0,), (1,), (2,), (5,)]
-    with pytest.raises(PermanentError, match="the packed file ends too early: it is cut or damaged"):
+    with pytest.raises(PermanentError, match="the packed file ends too early; if it is cut or damaged"):
         loaded(zstd.compress(lines[0] * 9)[:-4])
     with pytest.raises(PermanentError, match="the packed file cannot be unpacked: it is cut or damaged"):
         loaded(zstd.compress(lines[0] * 9) + b"?" * 9)

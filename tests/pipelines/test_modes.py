@@ -185,6 +185,8 @@ def test_a_column_is_widened_only_for_values_that_need_it(load: Load, rows: Rows
         ("numeric(5,2)", "numeric(12,2)", "numeric", "-1.10", "1000"),
         ("character varying(2)", "text", "text", "ab", "abc"),
         ("real", "double precision", "double precision", "0.5", "0.1"),
+        ("integer", "numeric", "numeric", "7", "NaN"),
+        ("bigint", "numeric", "numeric", "7", "Infinity"),
     ],
 )
 def test_which_values_need_a_wider_type(

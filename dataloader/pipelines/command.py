@@ -115,7 +115,13 @@ class Program:
         assert self._process.stdout is not None  # noqa: S101  it is a pipe
         self._pipe = self._process.stdout
         os.set_blocking(self._pipe.fileno(), False)
-        self._end = os.pidfd_open(self._process.pid)  # readable once the program has ended
+        try:
+            self._end = os.pidfd_open(self._process.pid)  # readable once the program has ended
+        except OSError:  # Linux before 5.3, or no descriptor is free: the program would run without us
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+            self._pipe.close()
+            raise
         self._events = select.poll()
         self._events.register(self._pipe, select.POLLIN)
         self._events.register(self._end, select.POLLIN)

@@ -421,7 +421,7 @@ def named(raw: Sequence[str], wanted: Files, place: Callable[[str], PermanentErr
             f'columns {names.get(final)} and {number} are named "{final}"': final in names,
             f"the name of column {number} has over 63 bytes": len(final.encode()) > 63,
             f'column {number} is named "{final}", as one of PostgreSQL itself': final in _SYSTEM_COLUMNS,
-            f"the name of column {number} has a zero byte": "\0" in final,
+            f'column {number} has a zero byte in its name: is the encoding "utf-16-le"?': "\0" in final,
         }
         found = [fault for fault, is_so in wrong.items() if is_so][:1]
         if found and final not in (wanted.select or [final]):  # nobody needs the column

@@ -34,6 +34,20 @@ def ran(job: Load, *arguments: str, **how: Any) -> Result:
     return job("run.command", {"command": "it", "arguments": list(arguments)}, **({"max_attempts": 1} | how))
 
 
+def test_a_program_that_cannot_be_watched_is_ended(job: Load, allow: Allow, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    def refused(number: int) -> int:
+        started.append(number)
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr("os.pidfd_open", refused)
+    allow("import time; time.sleep(60)")
+    result = ran(job)
+    assert (result.status, "Function not implemented" in (result.error or "")) == ("failed", True)
+    assert [psutil.pid_exists(number) for number in started] == [False]
+
+
 def test_the_result_has_the_exit_code_and_the_last_lines(
     job: Load, allow: Allow, notes: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -303,7 +303,7 @@ NEEDS_DICTIONARY = bytes.fromhex("28b52ffd2339a2bd490c61000069642c760a312c616263
         (b"id,a\n1,x\n", {"key": ["b"]}, ["key: b should be among"]),
         (b"id,a\n1,x\n", {"select": ["a"]}, ["key: id should be among those of select: a"]),
         (b"id,a,a,\n1,x,y,z\n", {}, ["header: ", "column 4 has no name", 'columns 2 and 3 are named "a"', "snake"]),
-        ("id,a\n1,x\n".encode("utf-16-le"), {}, ["f.csv, line 1: header: ", "zero byte"]),
+        ("id,a\n1,x\n".encode("utf-16-le"), {}, ["f.csv, line 1: header: ", 'is the encoding "utf-16-le"']),
         ("id,a\n1,서울특별시 강남구\n".encode("euc-kr"), {}, ["line 2", "reads as euc-kr"]),
         ("id,a\n1,Αθήνα και Πάτρα\n".encode("cp1253"), {}, ["line 2", "reads as cp1253"]),
         ("id,a\n1,東京タワー\n".encode("shift_jis"), {}, ["line 2", "reads as shift_jis"]),

@@ -34,6 +34,7 @@ POLL_SEC = (0.2, 1.0)  # between two reads: while output comes, and in silence
 CHUNK = 262_144  # bytes of one read
 FLOOD = 4 * 2**20  # bytes behind which the output is only counted, up to its last CHUNK
 FLOOD_LINES = 100_000  # the same limit in lines, because each costs time and the heartbeat waits for this read
+COUNTED = 32 * 2**20  # bytes that are counted; of more the number is estimated, or the writer would be faster
 KEPT = 2**19  # bytes that stay in a file for the keeper
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # fallocate(2)
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -60,9 +61,11 @@ class Output:
         if size < self.at:  # somebody has opened and truncated it, as `> /dev/stdout` does
             self.at = self._freed = 0
             yield from self.splitter.finish()  # else `done` would lie before the file's begin
+        if size - self.at > FLOOD:
+            yield self._count(size - CHUNK)
         lines_read = 0
         while self.at < size:
-            if size - self.at > (FLOOD if lines_read <= FLOOD_LINES else CHUNK):
+            if lines_read > FLOOD_LINES and size - self.at > CHUNK:
                 yield self._count(size - CHUNK)
             data = os.pread(self.fd, min(CHUNK, size - self.at), self.at)
             if not data:
@@ -74,10 +77,14 @@ class Output:
             self._free()
 
     def _count(self, until: int) -> int:
-        lines = 0
-        while self.at < until and (data := os.pread(self.fd, min(2**20, until - self.at), self.at)):
+        lines, begin, end = 0, self.at, min(until, self.at + COUNTED)
+        while self.at < end and (data := os.pread(self.fd, min(2**20, end - self.at), self.at)):
             self.at += len(data)
             lines += data.count(b"\n")
+            self._free()
+        if end < until and self.at == end:
+            lines = lines * (until - begin) // (end - begin)
+            self.at = until
             self._free()
         return lines
 

@@ -164,6 +164,22 @@ def test_a_flood_is_counted_up_to_its_end_and_takes_no_memory() -> None:
     assert os.fstat(output.fd).st_blocks * 512 < 4 * capture.KEPT
 
 
+def test_a_program_is_not_faster_than_the_reader_of_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = Output("dl-test")
+    os.ftruncate(output.fd, 2**31)
+    sizes = []
+    pread = os.pread
+
+    def counted(fd: int, size: int, at: int) -> bytes:
+        sizes.append(size)
+        return pread(fd, size, at)
+
+    monkeypatch.setattr(os, "pread", counted)
+    list(output.read())
+    assert sum(sizes) <= capture.COUNTED + 2 * capture.CHUNK
+    assert output.at == 2**31
+
+
 def test_the_rest_of_a_private_key_is_masked_in_last_words() -> None:
     output = Output("dl-test")
     begin = b"before\n-----BEGIN PRIVATE KEY-----\nMIIEone\n"

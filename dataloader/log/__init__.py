@@ -279,8 +279,8 @@ def _send(whole: dict[str, Any], stream: str, urgent: bool = False) -> None:
         for channel in plain:
             channel.put(line, urgent)
     if _outputs.people and _is_at_stdout(stream):
-        for line in record.as_texts(whole, _outputs.colors, _outputs.zone):
-            _outputs.people.put(line, urgent)
+        for piece in record.as_texts(whole, _outputs.colors, _outputs.zone):
+            _outputs.people.put(piece, urgent)
 
 
 def _channels(stream: str) -> list[Channel]:

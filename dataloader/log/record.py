@@ -84,6 +84,7 @@ def as_texts(event: Event, colors: bool, zone: tzinfo = UTC) -> list[bytes]:
     """The event for people, with its time in `zone`: a line, and texts of several lines below it, indented.
 
     The indent keeps a text from looking like a line of the log. A long exception is whole, each line of it cut to CAP.
+    The result is in pieces of at most CAP bytes: lines of other processes come between two pieces, not within one.
     """
     import structlog  # not at the top: it imports rich
 
@@ -104,8 +105,13 @@ def as_texts(event: Event, colors: bool, zone: tzinfo = UTC) -> list[bytes]:
         below.insert(0, _visible(_fitted(_text(exception), WINDOW)))
     lines = [structlog.dev.ConsoleRenderer(colors=colors)(None, "", shown)]
     lines += [f"    {line}" for text in below for line in str(text).strip("\n").split("\n")]
-    cut = (line.encode("utf-8", "replace")[: CAP - 1].decode("utf-8", "ignore") for line in lines)
-    return [f"{line}\n".encode() for line in cut]
+    pieces = [b""]
+    for line in lines:
+        data = line.encode("utf-8", "replace")[: CAP - 1].decode("utf-8", "ignore").encode() + b"\n"
+        if len(pieces[-1]) + len(data) > CAP:
+            pieces.append(b"")
+        pieces[-1] += data
+    return pieces
 
 
 def as_lines(event: Event, known: frozenset[str] = frozenset()) -> str:

@@ -5,10 +5,12 @@ This module checks settings, folders and pipelines; `database` checks the databa
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
@@ -154,11 +156,15 @@ def data_folder(folder: Path, given: bool) -> Finding:
 
 
 def written_folder(name: str, folder: Path) -> Finding:
-    """The finding on a folder of log files: this user can write to it, or can make it."""
+    """The finding on a folder of log files: this user can write to it, or can make it, and can lock its files."""
     existing = next(place for place in (folder, *folder.parents) if os.path.exists(place))
-    if os.path.isdir(existing) and os.access(existing, os.W_OK | os.X_OK):
-        return ok("logs", f"{name}: {folder} can be written to")
-    return error("logs", f"{name}: {folder} cannot be written to", "make it, writable for this user")
+    try:
+        with tempfile.TemporaryFile(dir=existing) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        advice = "make it, writable for this user, on a file system whose files can be locked (flock)"
+        return error("logs", f"{name}: {folder} cannot be written to: {e.strerror}", advice)
+    return ok("logs", f"{name}: {folder} can be written to")
 
 
 def pipeline_findings(settings: Settings, begins: Callable[[str], None]) -> list[Finding]:

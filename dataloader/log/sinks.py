@@ -150,13 +150,15 @@ class File:
 
 
 def _locked(fd: int) -> bool:
-    """Whether this process has the file's lock."""
+    """Whether this process has the file's lock. Raises OSError where the file system has no locks."""
     for _ in range(_LOCK_TRIES):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
             time.sleep(_LOCK_PAUSE_SEC)
+        except OSError as e:
+            raise OSError(e.errno, f"{e.strerror}: log files need a file system with flock") from None
     return False
 
 

@@ -1,5 +1,7 @@
 """check: the findings from given facts, without a database."""
 
+import errno
+import fcntl
 import json
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,15 @@ def test_the_folders_of_logs(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert check.written_folder("LOG_PATH", tmp_path / "to" / "be" / "made").level == "ok"
     assert check.written_folder("LOG_PATH", tmp_path / "file" / "x").level == "error"
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_whose_files_have_no_locks_is_no_folder_of_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", lambda fd, how: (_ for _ in ()).throw(OSError(errno.ENOLCK, "No locks")))
+    found = check.written_folder("AUDIT_LOG_PATH", tmp_path)
+    assert (found.level, "No locks" in found.what, "flock" in found.advice) == ("error", True, True)
 
 
 def test_settings_without_effect_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """log: one valid line per event, whatever its fields hold; no secrets; no caller waits; lost lines are counted."""
 
 import base64
+import errno
 import fcntl
 import json
 import logging
@@ -13,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
@@ -539,6 +540,18 @@ def test_a_file_that_cannot_be_written_costs_its_lines_only(tmp_path: Path, outp
     assert sorted(events) == ["log.write.failed", "one", "two"]
 
 
+def test_stdout_says_that_a_file_system_has_no_locks(
+    tmp_path: Path, output: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", lambda fd, how: (_ for _ in ()).throw(OSError(errno.ENOLCK, "No locks")))
+    log.configure(settings(audit_log_path=tmp_path, audit_log_file_name="audit.log"), output=output)
+    log.audit("asked")
+    log.audit("asked")
+    (line,) = parsed(os.pread(output, 10_000, 0))
+    assert (line["event"], line["to"]) == ("log.write.failed", str(tmp_path / "audit.log"))
+    assert "log files need a file system with flock" in line["error"]
+
+
 @pytest.mark.parametrize(
     ("text", "size", "expected"),
     [("10 MB", 10_000_001, True), ("10 MB", 10_000_000, False), ("1KB", 1_001, True), ("1 KiB", 1_024, False)],
@@ -641,7 +654,8 @@ def test_the_documentation_names_every_event() -> None:
     others = rf"(?:{before})\"([a-z_.]+)\""
     events = {*re.findall(call, source), *re.findall(others, source)}
     events |= set(re.findall(r"\"([a-z]+\.session\.lost)\"", source))
-    duties = set(re.findall(r"(?:^            \(|self\._do\()\"([a-z_]+)\", ", source, re.MULTILINE))
+    of_reaper = (root / "dataloader/farm/reaper.py").read_text("utf-8")
+    duties = set(re.findall(r"(?:^            \(|self\._do\()\"([a-z_]+)\", ", of_reaper, re.MULTILINE))
     events |= {f"reaper.{duty}.failed" for duty in duties}
     assert {"worker.claim.backoff", "worker.claim.unheard", "reaper.requeued", "api.error"} <= events
     listed = (root / "docs/events.md").read_text("utf-8").split("## All events")[1]
@@ -654,8 +668,25 @@ def test_people_see_a_long_exception_whole_in_lines_that_fit() -> None:
     exception = "\n".join(f'  File "load.py", line {number}, in step_{number}' for number in range(300))
     event = record.stamped({"event": "failed", "exception": f"{exception}\nevil \x1b[2J"}, "error", "x", "application")
     pieces = record.as_texts(event, colors=False)
+    assert len(pieces) < 6  # lines of other processes come between two pieces
     assert all(len(piece) <= record.CAP and piece.endswith(b"\n") for piece in pieces)
     text = b"".join(pieces).decode()
     assert all(f"in step_{number}\n" in text for number in range(300))
     assert all(line.startswith("    ") for line in text.splitlines()[1:])
     assert "\x1b" not in text
+
+
+def test_a_long_exception_for_people_waits_for_no_reader() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 4_096)
+    log.configure(settings(local=True), threaded=True, output=writing)
+    began = time.monotonic()
+    structlog.get_logger("x").error("failed", exception="\n".join(f"line {number}" + "x" * 40 for number in range(300)))
+    waited = time.monotonic() - began
+    log.close(0)
+    os.close(reading)
+    os.close(writing)
+    assert waited < 1

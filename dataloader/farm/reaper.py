@@ -297,6 +297,7 @@ class Schedules:
         self._settings = settings
         self._log = log
         self._hooks_error: str | None = None
+        self._served: list[str] = []  # the schedules of a round that had no time for all
         self.due_at = -math.inf  # the monotonic time of the next check
 
     def make(self, conn: db.Connection, may_go_on: Callable[[], bool]) -> None:
@@ -321,7 +322,7 @@ class Schedules:
             return False
         lease_ttl_sec = self._settings.dl_default_lease_ttl_sec
         made = None
-        for made in schedules.tick(conn, lease_ttl_sec):
+        for made in schedules.tick(conn, lease_ttl_sec, served=self._served):
             if made.error:
                 self._log.warning("reaper.schedule.failed", schedule=made.name, error=made.error)
             else:

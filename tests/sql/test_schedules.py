@@ -166,6 +166,20 @@ def test_a_crowd_of_due_schedules_leaves_other_duties_their_time(own_db: str, mo
     assert 6 <= clock[0] < 10
 
 
+def test_a_backlog_of_two_rounds_comes_last_in_the_second(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedules, "AT_ONCE", 2)
+    hour = value(conn, "SELECT date_trunc('hour', now())").astimezone(UTC)
+    add(conn, "backlog", hour - timedelta(hours=5), interval_sec=600, catch_up="all")
+    fresh = hour - timedelta(hours=1)
+    add(conn, "fresh", fresh - times.TICK, cron=f"0 {fresh.hour} * * *")  # which is not due again while the test runs
+    duty = reaper.Schedules(Settings(dl_db_dsn="postgresql://"), structlog.get_logger("reaper"))
+    made = []
+    for _ in range(4):  # each round has time for one transaction
+        duty.make(conn, lambda: False)
+        made.append(value(conn, "SELECT lock_key FROM dl_jobs ORDER BY created_at DESC LIMIT 1"))
+    assert made == ["backlog", "fresh", "backlog", "backlog"]
+
+
 def test_a_schedule_whose_last_job_is_locked_holds_up_no_other_one(dsn: str, conn: Conn) -> None:
     add(conn, "first", overlap="cancel_old")
     add(conn, "other", since=at(4))

@@ -106,17 +106,22 @@ def publish(conn: Conn, declared: Mapping[str, Any], zone: str) -> None:
             _PLANS.wake(conn)
 
 
-def tick(conn: Conn, lease_ttl_sec: int = 60, now: datetime | None = None) -> Iterator[Made]:
+def tick(
+    conn: Conn, lease_ttl_sec: int = 60, now: datetime | None = None, served: list[str] | None = None
+) -> Iterator[Made]:
     """Make the jobs of all due schedules, one a transaction, up to AT_ONCE jobs each. Errors as `Plans.next_made`.
 
-    The schedules that are due longest come first, so a caller may stop early.
+    The schedules that are due longest come first, so a caller may stop early. `served` keeps the schedules of such a
+    round for the next call, in which they come last: a backlog above AT_ONCE delays no other schedule.
     """
-    names: list[str] = []
-    while made := _PLANS.next_made(
-        conn, lambda present: _make(conn, present, lease_ttl_sec), RETRY_SEC, now=now, made=names
-    ):
-        names.append(made.name)
-        yield made
+    served = [] if served is None else served
+    for _ in range(2 if served else 1):
+        while made := _PLANS.next_made(
+            conn, lambda present: _make(conn, present, lease_ttl_sec), RETRY_SEC, now=now, made=served
+        ):
+            served.append(made.name)
+            yield made
+        served.clear()
 
 
 def _make(conn: Conn, present: Row, lease_ttl_sec: int) -> Made:

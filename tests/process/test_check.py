@@ -114,6 +114,12 @@ def test_no_database_is_configured(check: Check) -> None:
     assert "DL_DB_DSN or PG_HOST" in advice
 
 
+def test_wrong_settings_are_all_named(check: Check) -> None:
+    found = check(app_port=CANARY, workers_json=CANARY, dl_db_dsn=f"{CANARY} {CANARY}", dl_stall_sec="1")
+    wrong = [what.split(":")[0] for _, what, _ in found.of("error")]
+    assert wrong == ["APP_PORT", "DL_DB_DSN", "WORKERS_JSON", "DL_STALL_SEC"]
+
+
 @pytest.mark.parametrize(
     ("code", "level", "words", "advice"),
     [

@@ -328,8 +328,8 @@ class _Trial:
             if end and end.verb == Verb.FAIL:
                 runner.report_exhausted(job)
             after.append(_after(job, end, was_canceled=fate.kind == "cancel" and job is delivery.first))
-        last = json.loads(outcome.progress) if outcome.progress else None  # a returned dict
-        shown = lease.shown if last is None or last in lease.shown[-1:] else [*lease.shown, last]
+        last = json.loads(outcome.progress or "null")  # a returned dict
+        shown = lease.shown if not last or last in lease.shown[-1:] else [*lease.shown, last]
         attempt, seconds, saved = delivery.first.attempt, now() - lease.began, self._checkpoint.value
         return Run(attempt, str(outcome.end), shown, lease.steps, seconds, outcome.error, runner.raised, saved), after
 

@@ -71,6 +71,12 @@ def test_every_form_runs(function: Callable[..., Any], seen: list[int]) -> None:
         assert result.value == result.progress[-1]
 
 
+def test_an_empty_dict_is_a_result_and_no_progress() -> None:
+    register("t")(lambda args: {})
+    result = run("t")
+    assert (result.result, result.progress, result.value) == ({}, [], None)
+
+
 @pytest.mark.parametrize("function", [generator, async_generator, plain])
 def test_cancel_and_drain_at_a_step(function: Callable[..., Any]) -> None:
     register("t")(function)

@@ -216,9 +216,9 @@ journal AS (
 SELECT job_id FROM killed;
 
 -- name: chosen
--- The next jobs of a group (of_dead, of_time, of_retries in search.sql) that pass a filter: up to `limit` of the first `scan` rows behind a place, in the order of the
--- group's index; rows with one time are sorted. is_edge marks the last row that was looked at. job_id is null of a row that
--- has left the group, is locked, or does not pass.
+-- The next jobs of a group (of_dead, of_time, of_retries in search.sql) that pass a filter: up to `limit` of the first `scan`
+-- rows behind a place, in the order of the group's index; rows with one time are sorted. is_edge marks the last row that was
+-- looked at. job_id is null of a row that has left the group, is locked, or does not pass.
 SELECT got.job_id, looked_at.place, looked_at.nth = %(scan)s AS is_edge
   FROM (SELECT * FROM (
           SELECT job_id, ARRAY[{texts}] AS place, row_number() OVER (ORDER BY {columns}) AS nth, {passes} AS passes

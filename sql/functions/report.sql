@@ -53,9 +53,10 @@ $$;
 -- journal is numbered anew (then the sums go on behind its rows). Called by the reaper each round.
 --
 -- Rows become visible in the order of commits. So it goes up to the first missing number, and past it when the row behind is
--- ten seconds old, or from the future. A run's time is from its 'picked' to its end. Durations and needs are of the last 200 runs of a task, processors of runs of a second or longer; a
--- task with too long a name counts as ''. A run is in the span of five minutes in which it ended, or for `waiting` started;
--- a job waits from when it might have started. Rows older than 90 days or of the future are in no span.
+-- ten seconds old, or from the future. A run's time is from its 'picked' to its end. Durations and needs are of the last 200
+-- runs of a task, processors of runs of a second or longer; a task with too long a name counts as ''. A run is in the span of
+-- five minutes in which it ended, or for `waiting` started; a job waits from when it might have started. Rows older than 90
+-- days or of the future are in no span.
 CREATE OR REPLACE FUNCTION dl_roll(p_limit int) RETURNS int
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -195,7 +196,7 @@ BEGIN
         SELECT ctid FROM dl_spans WHERE minutes = 5 AND at < date_bin('1 h', now(), '2000-01-01 00:00+00') - interval '3 h'
          ORDER BY minutes, at LIMIT p_limit FOR UPDATE SKIP LOCKED))
       RETURNING *)
-    SELECT * FROM gone ORDER BY task, at, queue, figure
+    SELECT * FROM gone ORDER BY task, date_bin('1 h', at, '2000-01-01 00:00+00'), queue, figure  -- against deadlocks
   LOOP
     INSERT INTO dl_spans AS s (task, queue, minutes, at, figure, count, total, largest, slots, counts)
     VALUES (span.task, span.queue, 60, date_bin('1 h', span.at, '2000-01-01 00:00+00'), span.figure, span.count, span.total,

@@ -3,14 +3,16 @@
 import json
 import random
 from collections import Counter, defaultdict
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from operator import itemgetter
 from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from hands import Conn, plain, quietly, value
+from hands import Conn, plain, quietly, started, value
 from histograms import slot_of
 
 from dataloader.queue.reports import runs
@@ -238,3 +240,24 @@ def test_two_fold_beside_each_other_and_lose_nothing(conn: Conn, dsn: str) -> No
         assert value(conn, "SELECT count(*) FROM dl_spans WHERE minutes = 5") == 1
     runs.fold(conn)
     assert stored(conn) == journal.slow(is_folded=True)
+
+
+def test_two_fold_into_the_same_hours_in_one_order(dsn: str, conn: Conn) -> None:
+    """Each takes two of these spans; the queues come in another order by minutes than by their names."""
+    begin = floor(value(conn, "SELECT now()") - timedelta(hours=30), 60)
+    add = "INSERT INTO dl_spans VALUES (%s, %s, %s, %s, 'cpu', 1, 1, 1, '{1}', '{1}')"
+    conn.execute(add, ("load", "a", 60, begin))
+    for minute, queue in enumerate("abba"):
+        conn.execute(add, ("load", queue, 5, begin + timedelta(minutes=5 * minute)))
+    with ExitStack() as stack:
+        first, second, third = (stack.enter_context(psycopg.connect(dsn)) for _ in range(3))
+        third.execute("SELECT FROM dl_spans WHERE minutes = 60 FOR UPDATE")
+        folding = []
+        for session in (first, second):
+            fold = partial(session.execute, "SELECT dl_fold_spans(2)")
+            folding.append(stack.enter_context(started(fold, session.info.backend_pid, conn)))
+        third.commit()
+        for session, each in zip((first, second), folding, strict=True):
+            each.result()
+            session.commit()
+    assert {row[0]: row[1] for row in conn.execute("SELECT queue, count FROM dl_spans")} == {"a": 3, "b": 2}

@@ -100,12 +100,12 @@ def line_of(facts: Row, waiting: Sequence[Row], running: Sequence[Row], room: Ma
         # The progress of a run that began at a checkpoint, or after another run, does not show its speed.
         return fraction(row["progress"]) if row["claims"] <= 1 else None
 
-    runs = list({row["worker"]: row for row in reversed(running)}.values())  # on each worker the first of its jobs
-    ahead = [row | {"due_sec": 0.0} for row in running if row not in runs]
+    first = {row["worker"]: row for row in reversed(running)}  # of the jobs of each worker the one that runs
+    ahead = [row | {"due_sec": 0.0} for row in running if row is not first[row["worker"]]]
     due = sum(row["due_sec"] <= 0 for row in waiting)
     return Line(
         max(round(facts["workers"]), 1) if facts["workers"] else 0,
-        [Running(row["job_id"], row["task"], row["ran_sec"], done(row), _takes(row, room)) for row in runs],
+        [Running(row["job_id"], row["task"], row["ran_sec"], done(row), _takes(row, room)) for row in first.values()],
         [Waiting(row["job_id"], row["task"], _takes(row, room), row["due_sec"]) for row in [*ahead, *waiting]],
         max(facts["length"] - due, 0) if len(waiting) >= LINE else 0,
         room,

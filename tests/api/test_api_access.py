@@ -282,8 +282,9 @@ def test_everybody_is_let_in_where_that_is_asked_for_and_there_are_no_tokens(dsn
         refused(app.test_client().post(TRIGGER, json=MINIMAL), 401, "unauthorized")
 
 
-def test_a_service_without_tokens_says_so() -> None:
-    with capture_logs() as logs, running(NOWHERE), running(NOWHERE, dl_api_tokens=ENTRIES):
+def test_a_service_without_tokens_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auth, "_announced", False)
+    with capture_logs() as logs, running(NOWHERE, dl_api_tokens=ENTRIES), running(NOWHERE), running(NOWHERE):
         pass
     assert [(line["event"], line["log_level"]) for line in logs] == [("api.open", "warning")]
 

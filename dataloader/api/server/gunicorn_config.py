@@ -20,6 +20,7 @@ from typing import Any
 from gunicorn.systemd import sd_notify  # type: ignore[import-untyped]
 
 from dataloader import log
+from dataloader.api.web import auth
 from dataloader.config import ConfigError, load  # not `config`: every name here that gunicorn knows is a setting
 from dataloader.surroundings import temporary_folder
 
@@ -46,7 +47,9 @@ def on_starting(arbiter: Any) -> None:
         sys.exit("dataloader api: certificates are for a proxy in front: leave --certfile and --keyfile out")
     os.register_at_fork(before=_hold, after_in_parent=_release)
     with suppress(ConfigError):  # the workers report it
-        log.configure(load())
+        settings = load()
+        log.configure(settings)
+        auth.announce(settings)
 
 
 def post_worker_init(worker: Any) -> None:

@@ -47,6 +47,7 @@ _FOREIGN_NAME = (
     "or give the service tokens (DL_API_TOKENS)."
 )
 _PLAIN_PATH = re.compile(r"(/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)+")
+_announced = False
 _log = structlog.get_logger("api")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -121,9 +122,11 @@ def here() -> str:
 
 
 def announce(settings: Settings) -> None:
-    """Warn in each process when the service has no tokens."""
-    if settings.dl_api_tokens:
+    """Warn once in a process and its forks when the service has no tokens."""
+    global _announced
+    if settings.dl_api_tokens or _announced:
         return
+    _announced = True
     changes = "EVERYBODY who reaches it" if settings.dl_allow_anonymous else "everybody on this machine"
     text = f"without DL_API_TOKENS everybody may read, and {changes} may trigger, cancel and change jobs"
     _log.warning("api.open", detail=text, allow_anonymous=settings.dl_allow_anonymous)

@@ -51,18 +51,18 @@ class Command(click.Command):
 class Group(Command, click.Group):
     """A group of commands. With `default`, a first word that is none of its commands belongs to this command.
 
-    With `is_alone` so do options, and the name of the group alone.
+    With `is_short` the options of this command, and no word at all, belong to it too.
     """
 
     command_class = Command
     group_class = type
 
-    def __init__(self, *args: Any, default: str | None = None, is_alone: bool = False, **options: Any) -> None:
+    def __init__(self, *args: Any, default: str | None = None, is_short: bool = False, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._default, self._is_alone = default, is_alone
+        self._default, self._is_short = default, is_short
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if self._is_alone and (not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names)):
+        if self._is_short and (not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names)):
             args = [str(self._default), *args]
         return super().parse_args(ctx, args)
 

@@ -174,7 +174,7 @@ def webhook() -> None:
     """The receivers of alerts for dead jobs, stuck runs, late and paused queues (docs/alerts.md)."""
 
 
-@commands.group(default="list", is_alone=True, examples=["dataloader errors -q etl.default --since 1d"])
+@commands.group(default="list", is_short=True, examples=["dataloader errors -q etl.default --since 1d"])
 def errors() -> None:
     """Dead and retrying jobs in groups by their errors, and notes about a group (docs/errors.md).
 

@@ -193,6 +193,16 @@ def test_a_dotenv_expands_variables_but_in_single_quotes(tmp_path: Path) -> None
     assert load(_env_file=None).environment == "development"
 
 
+def test_a_dotenv_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refused(*_: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / ".env").write_text("APP_PORT=1\n")
+    monkeypatch.setattr(Path, "read_text", refused)  # root may read any file, so the error is simulated
+    with pytest.raises(ConfigError, match=r"^\.env cannot be read: Permission denied$"):
+        load()
+
+
 def test_a_misspelt_variable_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("TIME_ZONE=UTC\nCOMPOSE_PROJECT_NAME=x\nexport APP_PORT=1\n")
     for name in ("DL_HEARTBEAT_SECS", "PG_PASWORD", "WORKER_JSON", "DL_UNRELATED", "APP_PORTS", "PG_VERSION"):

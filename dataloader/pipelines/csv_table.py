@@ -535,6 +535,7 @@ class Table:
         self.is_done, self.copied = False, 0  # whether `copy` has come to the end of the records; the rows until then
         self.conn, self._check = conn, context.check
         self._wanted, self._source, self._staging = wanted, source, staging_of(context.job_id)
+        self._rejected: int | None = None  # records, once they are counted: a count for each would be slow
         self._cursor = conn.cursor(row_factory=tuple_row)
         [(self._schema,)] = self._cursor.execute("SELECT current_schema()").fetchall()
         if not self._schema:
@@ -762,7 +763,9 @@ class Table:
 
     def _reject(self, rejects: list[tuple[int, Rejected]]) -> None:
         most = self._wanted.max_errors
-        left = most - self._value("SELECT count(*) FROM {staged_rejects}") if most else 0
+        if most and self._rejected is None:  # earlier transactions may have staged some
+            self._rejected = self._value("SELECT count(*) FROM {staged_rejects}")
+        left = most - (self._rejected or 0)
         if len(rejects) > left:
             number, (reason, text) = rejects[left]
             reason += f"; more rows are wrong than max_errors allows ({most})" if most else ""
@@ -772,6 +775,7 @@ class Table:
             for number, (reason, text) in rejects
         ]
         self._cursor.executemany(self._composed("INSERT INTO {staged_rejects} VALUES (%s, %s, %s, %s)"), rows)
+        self._rejected = most - left + len(rejects)
 
     def _keep_rejects(self) -> int:
         """Move the rejected records to the target's own table of them; returns their number."""

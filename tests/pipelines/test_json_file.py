@@ -279,7 +279,7 @@ def test_packed_json_is_read(loaded: Callable[..., list[Any]]) -> None:
     assert loaded(gzip.compress(lines[0]) + gzip.compress(b'{"id": 5}')) == [(0,), (1,), (2,), (5,)]
     with pytest.raises(PermanentError, match="the packed file ends too early; if it is cut or damaged"):
         loaded(zstd.compress(lines[0] * 9)[:-4])
-    with pytest.raises(PermanentError, match="the packed file cannot be unpacked: it is cut or damaged"):
+    with pytest.raises(PermanentError, match=r"the packed file cannot be unpacked .*; if it is cut or damaged"):
         loaded(zstd.compress(lines[0] * 9) + b"?" * 9)
 
 

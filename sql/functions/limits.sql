@@ -202,14 +202,16 @@ CREATE OR REPLACE FUNCTION dl_let_in_all() RETURNS void LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
   reason text := '';
+  names text[] := '{}';
 BEGIN
   LOOP
     SELECT blocked_on INTO reason FROM dl_jobs WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on > reason
      ORDER BY status, blocked_on LIMIT 1;
     EXIT WHEN NOT FOUND;
     IF left(reason, 6) = 'limit:' THEN
-      PERFORM dl_let_in(ARRAY[substr(reason, 7)]);
+      names := names || substr(reason, 7);
     END IF;
   END LOOP;
+  PERFORM dl_let_in(names);  -- one look at the running rows for all limits
 END
 $$;

@@ -59,7 +59,9 @@ _BEHIND = (
     "text behind the closing quote{}; quotes within quotes should be doubled, or escape should name the mark before"
     " them, and max_errors rejects rows"
 )
-_ZERO_BYTE = "a zero byte (0x00{}), which PostgreSQL cannot hold; max_errors rejects such rows"
+_ZERO_BYTE = (
+    'a zero byte (0x00{}), which PostgreSQL cannot hold: is the encoding "utf-16-le"? max_errors rejects such rows'
+)
 # The encodings that a message may guess, the more frequent ones first.
 _GUESSES = (
     *("cp1252", "cp1251", "cp1250", "koi8-r", "cp866", "cp850", "cp1253"),

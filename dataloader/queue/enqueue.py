@@ -140,8 +140,13 @@ def enqueue_many(conn: Conn, jobs: Sequence[NewJob], schema: str | None = None) 
 
     `schema` is the queue's where the search_path does not lead to it. Above AT_ONCE jobs several statements are sent.
     """
-    columns = {name: merged(values) for name, values in spread(jobs).items() if name != "args"}
-    return enqueue_columns(conn, columns | {"args": as_texts([job.args for job in jobs])}, schema)
+    return enqueue_columns(conn, columns(jobs), schema)
+
+
+def columns(jobs: Sequence[NewJob]) -> Columns:
+    """Jobs as enqueue_columns takes them."""
+    by_name = {name: merged(values) for name, values in spread(jobs).items() if name != "args"}
+    return by_name | {"args": as_texts([job.args for job in jobs])}
 
 
 def spread(jobs: Sequence[NewJob]) -> Columns:

@@ -227,7 +227,8 @@ BEGIN
     RETURN NULL;
   END IF;
   FOREACH its_table IN ARRAY
-    '{dl_job_events, dl_results, dl_waiting, dl_parents, dl_checkpoints, dl_job_logs, dl_messages}'::text[]
+    '{dl_job_events, dl_results, dl_waiting, dl_parents, dl_checkpoints, dl_job_logs}'::text[]
+    || CASE WHEN EXISTS (SELECT FROM gone WHERE task = 'alert.webhook') THEN '{dl_messages}'::text[] END
   LOOP
     EXECUTE format('DELETE FROM %I.%I WHERE job_id IN (SELECT job_id FROM gone)', {schema_name}, its_table);
   END LOOP;

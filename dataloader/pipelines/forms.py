@@ -101,6 +101,8 @@ def _awaited(runner: asyncio.Runner, source: Any) -> Steps:
         if not task.done():
             task.cancel()
             runner.run(asyncio.wait({task}))
+        if task.done() and not task.cancelled():
+            task.exception()  # of sys.exit, which has left the loop: asyncio would log that nobody asked for it
 
 
 async def _as_coroutine(source: Any) -> Any:

@@ -1,6 +1,7 @@
 """The last word of a run: the latest progress is written with its end, whatever the pipeline's form and its end are."""
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
@@ -208,3 +209,14 @@ def test_a_rule_that_gives_no_time_gives_the_usual_one(wait: Any) -> None:
 
     (end,) = decide(jobs(), ran(fails, retry_in=lambda attempt: wait))
     assert (end.verb, end.delay_sec) == ("retry", None)
+
+
+def test_a_coroutine_that_exits_leaves_no_exception_to_asyncio(caplog: pytest.LogCaptureFixture) -> None:
+    """Asyncio logs an exception of a task that nobody has asked for, whenever Python collects the task."""
+
+    async def exits(args: Any) -> None:
+        raise SystemExit(3)
+
+    assert ran(exits).end is End.ERROR
+    gc.collect()
+    assert "never retrieved" not in caplog.text

@@ -148,7 +148,10 @@ class Lease:
 
 
 def progress_json(progress: dict[str, Any] | None) -> str | None:
-    """A run's progress as the queue keeps it: JSON without known secrets. What cannot be kept is logged, and None."""
+    """A run's progress as the queue keeps it: JSON without known secrets.
+
+    The function logs a progress that the queue cannot keep, and returns None for it.
+    """
     if progress is None:
         return None
     document = to_json(progress, log.without_known)

@@ -75,29 +75,19 @@ class Lines:
 
 
 def types_in(text: bytes) -> dict[str, set[str]] | None:
-    """The types of the values in these lines, by name; None for lines of another layout."""
-    found: dict[str, set[str]] = {}
+    """The types of the values in these lines, by name; None where Arrow finds no single type for a name."""
     with suppress(*_DOUBTS):
-        names, marked, _, spans = _read(text, has_nested=True)
-        for name, begin, end, is_quoted, is_null in zip(names, *spans, strict=True):
-            bare = _texts(pa.py_buffer(marked), begin, end, is_quoted | is_null).drop_null()
-            found[name] = _types(bare) | ({"text"} if is_quoted.any() else set())
-        return found
+        return {field.name: {_inferred(field.type)} - {""} for field in _batch(text).schema}
     return None
 
 
-def _types(bare: Any) -> set[str]:
-    """The types of values without quotes; an error for what is no value."""
-    is_boolean, is_number = (pc.match_substring_regex(bare, form) for form in ("^(?:true|false)$", _NUMBER))
-    numbers, nested = bare.filter(is_number), bare.filter(pc.invert(pc.or_(is_boolean, is_number))).to_pylist()
-    if not all(each[0] in "[{" and json.loads(each, strict=False) is not None for each in nested):
-        raise ValueError("no JSON")
-    found = {"boolean"} if pc.any(is_boolean).as_py() else set[str]()
-    found |= {"jsonb"} if nested else set()
-    try:
-        return found | ({"bigint"} if len(numbers.cast(pa.int64())) else set())
-    except pa.ArrowInvalid:
-        return found | {"numeric"}
+def _inferred(of: Any) -> str:
+    """The type in PostgreSQL of values without one, as Arrow has found them; "" where all are null."""
+    if types.is_nested(of):
+        return "jsonb"
+    if types.is_string(of) or types.is_timestamp(of):
+        return "text"
+    return {pa.null(): "", pa.bool_(): "boolean", pa.int64(): "bigint", pa.float64(): "numeric"}[of]
 
 
 def _read(text: bytes, has_nested: bool) -> tuple[list[str], bytes, set[int], tuple[Any, ...]]:
@@ -115,22 +105,29 @@ def _read(text: bytes, has_nested: bool) -> tuple[list[str], bytes, set[int], tu
     return names, marked, marks, _spans(np.frombuffer(marked, np.uint8), names, has_nested)
 
 
-def _parsed(text: bytes, schema: Any) -> list[Any]:
-    """The values of these lines, a column for each name; an error unless each line is an object of these names."""
+def _batch(text: bytes, schema: Any = None) -> Any:
+    """The values of these lines, with the columns of the schema or those in the text; an error for other layouts."""
     lines = text.count(b"\n") + (not text.endswith(b"\n"))
     between = text.count(b"}\r\n{" if b"\r" in text else b"}\n{")
     if not text.startswith(b"{") or between != lines - 1:  # a null in front of all objects crashes Arrow
         raise ValueError("an object in several lines, or lines without one")
     options = arrow_json.ReadOptions(use_threads=False, block_size=len(text) + 1)
-    parse = arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
+    others = "error" if schema else "infer"
+    parse = arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others)
     [batch] = arrow_json.read_json(pa.BufferReader(text), options, parse).to_batches()
     if batch.num_rows != lines:
         raise ValueError("a line of several objects")
-    for column in (each for each in batch.columns if types.is_floating(each.type)):
+    return batch
+
+
+def _parsed(text: bytes, schema: Any) -> list[Any]:
+    """The values of these lines, a column for each name; an error unless each line is an object of these names."""
+    columns: list[Any] = _batch(text, schema).columns
+    for column in (each for each in columns if types.is_floating(each.type)):
         has_zero, are_finite = pc.any(pc.equal(column, 0)).as_py(), pc.all(pc.is_finite(column)).as_py()
         if are_finite is False or (has_zero and any(mark in text for mark in _SMALL)):
             raise ValueError("too large or too small for a float")
-    return list(batch.columns)
+    return columns
 
 
 def _columns(text: bytes, kinds: dict[str, str]) -> list[Any]:

@@ -152,6 +152,8 @@ def test_what_cannot_be_is_said_on_a_page(client: FlaskClient, conn: db.Connecti
         assert answer.status_code == status
         assert answer.mimetype == "text/html"
         assert words in answer.text
+    client.set_cookie("dl_zone", "America/New_York")  # where this instant is in no year of Python
+    assert client.get("/errors?since=0001-01-01T00:00:00Z").status_code == 400
 
 
 def test_without_a_database_every_page_says_so() -> None:

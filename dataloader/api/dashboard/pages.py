@@ -254,12 +254,12 @@ def _wanted(given: Mapping[str, str]) -> stats.Wanted:
 
 
 def _instant(text: str) -> datetime | None:
-    """An instant of a filter; without an offset it is in the zone of the page."""
+    """An instant of a filter, in the zone of the page."""
     if not text:
         return None
     try:
-        at = datetime.fromisoformat(text)
-        return (at if at.tzinfo else at.replace(tzinfo=chosen_zone())).astimezone(UTC)
+        at, zone = datetime.fromisoformat(text), chosen_zone()
+        return (at if at.tzinfo else at.replace(tzinfo=zone)).astimezone(zone)
     except (ValueError, OverflowError):
         raise ValueError("A time should be a date and a time, as 2026-01-31T14:30.") from None
 

@@ -165,14 +165,18 @@ class Keeper:
             if conn.closed or db.is_passing(e):
                 raise
             self.log.error("keeper.settle.failed", worker=slot.worker, error=str(e).strip())
+        if self._have_settled(jobs, slot.worker, reason):
+            self._salvage.forget(slot)
+            slot.state = State.FREE
+
+    def _have_settled(self, jobs: Sequence[lifecycle.Settled], worker: str, reason: str) -> bool:
+        """Report the settled jobs of a dead worker; False where a row is locked, and the next tick tries again."""
         for job in jobs:
             if job.status:
                 became = {"job_id": str(job.job_id), "status": job.status}
                 log.metric("job.run", outcome="died", **became)
-                self.log.warning("keeper.settled", reason=reason, worker=slot.worker, **became)
-        if all(job.status for job in jobs):  # else a row is locked, and the next tick tries again
-            self._salvage.forget(slot)
-            slot.state = State.FREE
+                self.log.warning("keeper.settled", reason=reason, worker=worker, **became)
+        return all(job.status for job in jobs)
 
     def _take_back(self, conn: db.Connection, slot: Slot) -> None:
         """Hand back the jobs behind a worker's run when the heartbeat cannot: a C call holds the GIL.
@@ -196,10 +200,7 @@ class Keeper:
         """Recover, once, jobs of this host's workers that are gone with their supervisor: no other keeper does."""
         self._has_settled = True
         for worker in filter(process.is_gone, lifecycle.holders(conn, process.hostname())):
-            for job in lifecycle.settle_gone(conn, worker, GONE):
-                facts = {"job_id": str(job.job_id), "status": job.status}
-                self.log.warning("keeper.settled", reason=GONE, worker=worker, **facts)
-                self._has_settled &= job.status is not None  # else a row is locked, and the next tick tries again
+            self._has_settled &= self._have_settled(lifecycle.settle_gone(conn, worker, GONE), worker, GONE)
 
     def _hears_of_cancellations(self, conn: db.Connection) -> bool:
         """Whether running jobs are cancelled; for HEARD_SEC the keeper asks for those of the runs that it sees."""

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from judging import Load, Rows
 
 from dataloader.pipelines import Context, PermanentError, csv_file
 from dataloader.pipelines.csv_file import CsvFile
@@ -102,22 +101,3 @@ def test_a_run_goes_on_from_the_middle_of_a_chunk(tmp_path: Path) -> None:
         place = source.place()
         rest = [text for number, item in source.items(place, 100) for _, text in item.singles(number)]  # type: ignore[union-attr]
     assert (place.line, place.records, rest[0], len(rest)) == (201, 200, '200,"ё ""200"""', 300)
-
-
-@pytest.mark.parametrize("more", [{}, {"null": ["NA", "1"], "add": {"n": "line", "f": "file"}}], ids=str)
-@pytest.mark.parametrize("seed", range(6))
-def test_the_table_is_that_of_single_records(
-    seed: int, more: dict[str, Any], job: Load, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def outcome(table: str) -> Any:
-        args = {"path": "f.csv", "table": table, "mode": "append", "max_errors": 50, "header": True}
-        result = job("load.files", args | more)
-        error = (result.error or "").replace(table, "t")
-        table_rows = rows(f"SELECT * FROM {table}") if rows(f"SELECT to_regclass('{table}')") != [(None,)] else None
-        rejects = rows(f"SELECT line, row, reason FROM {table}_rejects") if table_rows is not None else None
-        return result.status, error, table_rows, rejects
-
-    written(seed, tmp_path / "f.csv", {})
-    in_blocks = outcome("a_blocks")
-    monkeypatch.setattr(csv_file.CsvFile, "_block", lambda self, most: None)
-    assert outcome("b_blocks") == in_blocks

@@ -65,15 +65,6 @@ def test_the_next_run_goes_on_behind_the_last_part(load: Load, rows: Rows, tmp_p
     assert (loaded(rows), rows(LEFT)) == (EXPECTED, [(0,)])
 
 
-@pytest.mark.parametrize("point", [3, 33, "end"])
-def test_literal_quotes_are_counted_over_all_runs(load: Load, rows: Rows, tmp_path: Path, point: int | str) -> None:
-    records = "".join(f'{n},{n}" pipe\n' for n in range(ROWS))
-    (tmp_path / "f.csv").write_text(f"id,name\n{records}")
-    result = load(crash_at=point)
-    assert (result.result["processed"], result.result["literal_quotes"]) == (ROWS, ROWS)
-    assert loaded(rows) == [(n, f'{n}" pipe') for n in range(ROWS)]
-
-
 @pytest.mark.parametrize("change", ["content", "time"])
 def test_a_file_that_has_changed_is_loaded_from_its_beginning(
     load: Load, rows: Rows, tmp_path: Path, between: Between, change: str
@@ -84,23 +75,6 @@ def test_a_file_that_has_changed_is_loaded_from_its_beginning(
     result = load(crash_at=41)
     assert result.progress[0]["processed"] == 100
     assert (loaded(rows), rows(LEFT)) == ([*EXPECTED, *more], [(0,)])
-
-
-@pytest.mark.parametrize("is_new", [True, False])
-def test_a_file_that_is_small_now_is_loaded_at_once(
-    load: Load, rows: Rows, tmp_path: Path, between: Between, monkeypatch: pytest.MonkeyPatch, is_new: bool
-) -> None:
-    def shrink() -> None:
-        assert rows(LEFT) == [(1,)]
-        monkeypatch.setattr(csv_table, "PART_BYTES", 2**23)
-        (tmp_path / "f.csv").write_text("id,name\n1,a\n")
-
-    if not is_new:
-        rows("CREATE TABLE t (id int PRIMARY KEY, name text)")
-    written(tmp_path)
-    between(shrink)
-    assert load(crash_at=41).status == "succeeded"
-    assert (loaded(rows), rows(LEFT)) == ([(1, "a")], [(0,)])
 
 
 @pytest.mark.parametrize("statement", ["TRUNCATE {}", "DROP TABLE {}"])
@@ -156,14 +130,6 @@ def test_a_bad_record_far_in_leaves_nothing(load: Load, rows: Rows, tmp_path: Pa
     assert result.status == "failed"
     assert reason in (result.error or "")
     assert (loaded(rows), rows(LEFT)) == ([(1, "before")], [(0,)])
-
-
-def test_what_only_the_table_refuses_leaves_nothing(load: Load, rows: Rows, tmp_path: Path) -> None:
-    rows("CREATE TABLE t (id int PRIMARY KEY, name text UNIQUE)")
-    written(tmp_path, '9000,"Ёж\r\nи ""уж"" 1"\r\n')
-    result = load()
-    assert result.error == 'f.csv into t: duplicate key value violates unique constraint "t_name_key"'
-    assert (loaded(rows), rows(LEFT)) == ([], [(0,)])
 
 
 def test_what_ended_jobs_have_staged_goes_after_a_week(load: Load, rows: Rows, tmp_path: Path) -> None:

@@ -59,23 +59,11 @@ def spares(args: dict[str, Any], context: Context) -> None:
     raise ValueError("bad luck")
 
 
-def test_progress_is_what_people_see_without_the_checkpoint() -> None:
-    progress = Progress(2, 5, checkpoint={"secret": 1}, file="a.csv")
-    assert (progress, progress.checkpoint) == ({"processed": 2, "total": 5, "file": "a.csv"}, {"secret": 1})
-    assert (Progress(2), Progress(2).checkpoint) == ({"processed": 2}, None)
-
-
 def test_a_run_goes_on_where_the_one_before_failed() -> None:
     result = run_job(counts, {"fails": [2, 3]})
     assert (result.status, SEEN) == ("succeeded", [None, {"done": 2}, {"done": 3}])
     assert [run.progress[-1]["processed"] for run in result.runs] == [2, 3, 5]
     assert (result.checkpoint, result.runs[0].checkpoint) == ({"done": 5}, {"done": 2})
-
-
-@pytest.mark.parametrize("how", ["drain_at", "crash_at"])
-def test_a_run_goes_on_where_the_one_before_was_stopped(how: str) -> None:
-    result = run_job(counts, {}, **{how: 3})
-    assert (result.status, SEEN[-1]) == ("succeeded", {"done": 3})
 
 
 @pytest.mark.parametrize("how", ["drain_at", "crash_at"])

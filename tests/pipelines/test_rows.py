@@ -16,7 +16,6 @@ from judging import TEXTS, TYPES, Load, Rows, fails_for_good
 
 from dataloader.pipelines import Context, Progress, register
 from dataloader.pipelines.rows import SAMPLE
-from dataloader.pipelines.rows import Rows as Source
 
 pytestmark = pytest.mark.usefixtures("own_registry")
 ORDERS = [{"id": 1, "name": "Ёж"}, {"id": 2, "name": None}]
@@ -103,11 +102,6 @@ def test_frames_readers_and_generators(load: Callable[..., Any], rows: Rows, kin
     assert load(frames()[kind]).result["processed"] == 2
     assert rows("SELECT * FROM t ORDER BY id") == [(1, "Ёж"), (2, None)]
     assert dict(rows(TYPES)) == {"id": "bigint", "name": "text"}
-
-
-def test_the_types_of_a_new_table_can_be_given(load: Callable[..., Any], rows: Rows) -> None:
-    assert load([(1, "1.5")], columns={"id": "int", "n": "numeric(5,2)"}).status == "succeeded"
-    assert rows(TYPES) == [("id", "integer"), ("n", "numeric(5,2)")]
 
 
 def test_an_empty_page_changes_nothing_and_finishes(load: Callable[..., Any], rows: Rows) -> None:
@@ -211,12 +205,6 @@ def test_a_late_value_that_an_inferred_type_would_lose_is_refused(
     assert load(given).status == "succeeded"  # a table that is there has its own type
 
 
-def test_a_type_that_is_given_takes_each_value_also_where_it_is_the_inferred_one() -> None:
-    source = Source([(0.5,)] * SAMPLE + [(Decimal("0.1"),)], ["x"])
-    source.columns = {**source.columns, "x": "double precision"}  # as load.database does
-    assert [text for _, text in source.records(source.begin)][-1] == '"0.1"'
-
-
 def test_a_late_integer_that_a_float_holds_arrives(load: Callable[..., Any], rows: Rows) -> None:
     assert load([{"id": n, "x": 0.5} for n in range(SAMPLE)] + [{"id": -1, "x": 2**53}]).status == "succeeded"
     assert rows("SELECT x FROM t WHERE id = -1") == [(2.0**53,)]
@@ -228,12 +216,6 @@ def test_a_load_of_several_batches_reports_its_progress_and_a_small_one_does_not
     assert {report["total"] for report in reports} == {25}
     assert reports[3]["phase"] == "merging"
     assert len(load([{"id": n} for n in range(25)], batch_rows=100).progress) == 1
-
-
-def test_replace_takes_what_was_there_before(load: Callable[..., Any], rows: Rows) -> None:
-    load([{"id": 1}, {"id": 2}])
-    assert load([{"id": 3}], mode="replace").status == "succeeded"
-    assert rows("SELECT id FROM t") == [(3,)]
 
 
 def test_soft_deletes_of_a_load_have_one_time_behind_that_of_its_last_row(load: Callable[..., Any], rows: Rows) -> None:

@@ -21,6 +21,7 @@ from dataloader.pipelines.files import Files
 from dataloader.pipelines.json_file import JsonFile
 
 Read = Callable[..., JsonFile]
+Loaded = Callable[..., list[Any]]
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def read(tmp_path: Path) -> Iterator[Read]:
 
 
 @pytest.fixture
-def loaded(tmp_path: Path, job: Load, rows: Rows) -> Callable[..., list[Any]]:
+def loaded(tmp_path: Path, job: Load, rows: Rows) -> Loaded:
     """What is in the table after the load of these bytes; raises the error of a load that fails for good."""
 
     def loaded(text: str | bytes, query: str = "SELECT * FROM t ORDER BY 1", **args: Any) -> list[Any]:
@@ -50,7 +51,7 @@ def loaded(tmp_path: Path, job: Load, rows: Rows) -> Callable[..., list[Any]]:
     return loaded
 
 
-def test_rows_within_an_object_are_named(loaded: Callable[..., list[Any]]) -> None:
+def test_rows_within_an_object_are_named(loaded: Loaded) -> None:
     with pytest.raises(PermanentError, match="page, data; records should name the one that has the rows: page, data"):
         loaded('{"page": {"n": 1}, "data": [{"id": 1}]}')
 
@@ -66,9 +67,7 @@ def test_rows_within_an_object_are_named(loaded: Callable[..., list[Any]]) -> No
         ),
     ],
 )
-def test_the_rows_within_a_document_are_those_that_records_names(
-    loaded: Callable[..., list[Any]], text: str, records: str
-) -> None:
+def test_the_rows_within_a_document_are_those_that_records_names(loaded: Loaded, text: str, records: str) -> None:
     assert loaded(text.replace("%s", "x" * 200_000), records=records) == [(1,), (2,)]
 
 
@@ -92,14 +91,14 @@ def test_the_rows_within_a_document_are_those_that_records_names(
     ],
 )
 def test_a_document_without_such_records_is_refused(
-    loaded: Callable[..., list[Any]], text: str, records: str, error: str, monkeypatch: pytest.MonkeyPatch
+    loaded: Loaded, text: str, records: str, error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(json_file, "LONGEST_RECORD", 2**16)
     with pytest.raises(PermanentError, match=re.escape(error)):
         loaded(text, records=records)
 
 
-def test_a_word_for_null_is_null_in_each_column_and_decides_no_type(loaded: Callable[..., list[Any]]) -> None:
+def test_a_word_for_null_is_null_in_each_column_and_decides_no_type(loaded: Loaded) -> None:
     text = (
         '{"id": 1, "a": "n/a", "b": "n/a", "c": {"d": "n/a"}, "e": 7}\n{"id": 2, "a": "x", "b": 5, "c": null, "e": 8}\n'
     )
@@ -123,28 +122,6 @@ def test_a_page_without_rows_is_no_page_of_other_columns(
         assert rows("SELECT * FROM t ORDER BY id") == [(1, 2), (3, 4)]
 
 
-def test_numbers_keep_every_digit(loaded: Callable[..., list[Any]]) -> None:
-    text = '{"id": 1, "v": 36893488147419103233.10, "o": {"far": 1e400}, "n": 5}\n{"id": 2, "v": -2.5e-330, "n": -0}\n'
-    found = loaded(text, "SELECT id, v::text, o::text, n, pg_typeof(id)::text, pg_typeof(n)::text FROM t ORDER BY id")
-    assert found[0][:2] == (1, "36893488147419103233.10")
-    assert found[0][2] == '{"far": 1' + "0" * 400 + "}"
-    assert found[1][1] == "-0." + "0" * 329 + "25"
-    assert found[0][3:] == (5, "bigint", "bigint")
-
-
-def test_a_field_of_changing_kinds_keeps_each_value(loaded: Callable[..., list[Any]]) -> None:
-    text = (
-        '{"id":1,"code":17,"size":{"w":2},"ok":true}\n{"id":2,"code":"17-B","size":"large","ok":"maybe"}\n'
-        '{"id":3,"code":"0018","size":null}\n{"id":4,"code":2.50,"size":[1,2],"ok":false,"late":"späte"}\n'
-    )
-    assert loaded(text) == [
-        (1, "17", {"w": 2}, "true", None),
-        (2, "17-B", "large", "maybe", None),
-        (3, "0018", None, None, None),
-        (4, "2.50", [1, 2], "false", "späte"),
-    ]
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -155,7 +132,7 @@ def test_a_field_of_changing_kinds_keeps_each_value(loaded: Callable[..., list[A
         '\x1e{"id":1,"v":"a\\nb"}\n\x1e{"id":2,"v":""}\n',
     ],
 )
-def test_lines_arrays_and_objects_behind_each_other_are_rows(loaded: Callable[..., list[Any]], text: str) -> None:
+def test_lines_arrays_and_objects_behind_each_other_are_rows(loaded: Loaded, text: str) -> None:
     assert loaded(text) == [(1, "a\nb"), (2, "")]
 
 
@@ -182,7 +159,7 @@ def test_lines_arrays_and_objects_behind_each_other_are_rows(loaded: Callable[..
         ('{"id": ' + "[" * 100_000, "line 1: nested too deeply"),
     ],
 )
-def test_what_is_no_json_is_refused_with_its_line(loaded: Callable[..., list[Any]], text: str, error: str) -> None:
+def test_what_is_no_json_is_refused_with_its_line(loaded: Loaded, text: str, error: str) -> None:
     with pytest.raises(PermanentError, match=r"^failed 1 f\.json") as caught:
         loaded(text)
     assert error in str(caught.value)
@@ -209,9 +186,7 @@ def test_a_value_that_is_nested_too_deeply_to_be_written_is_refused(read: Read) 
     assert [isinstance(text, Rejected) for _, text in file.records(file.begin)] == [True, False]
 
 
-def test_one_object_around_all_rows_is_refused_by_its_length(
-    loaded: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_object_around_all_rows_is_refused_by_its_length(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_file, "LONGEST_RECORD", 1_000)
     with pytest.raises(PermanentError, match="line 1: an object of over 1000 characters; the rows should be"):
         loaded(json.dumps({"data": [{"id": n} for n in range(20_000)]}))
@@ -224,16 +199,14 @@ def test_a_refused_line_costs_no_other_line(read: Read) -> None:
     assert [text for _, text in found if not isinstance(text, Rejected)] == ["1", "2"]
 
 
-def test_a_value_that_its_column_refuses_is_named_by_its_line(loaded: Callable[..., list[Any]]) -> None:
+def test_a_value_that_its_column_refuses_is_named_by_its_line(loaded: Loaded) -> None:
     text = '{"id": 1,\n "v": "a\\nb",\n "n": 1}\n{"id": 2, "n": "secret"}\n'
     with pytest.raises(PermanentError, match=r"^failed 1 f\.json, line 4: column n") as caught:
         loaded(text, types={"n": "integer"})
     assert "secret" not in str(caught.value)
 
 
-def test_a_key_behind_the_sample_needs_its_type(
-    loaded: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_behind_the_sample_needs_its_type(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_file, "PART_BYTES", 8)
     text = '{"id": 1}\n{"id": 2, "late": 5}\n'
     with pytest.raises(PermanentError, match="line 2: the first rows have no column late: name it in `types`"):
@@ -257,7 +230,7 @@ def test_reading_goes_on_at_any_place(read: Read, indent: int | None, is_array: 
         assert first + list(file.records(file.place())) == found
 
 
-def test_texts_go_into_a_column_of_json_as_json(loaded: Callable[..., list[Any]], rows: Rows) -> None:
+def test_texts_go_into_a_column_of_json_as_json(loaded: Loaded, rows: Rows) -> None:
     rows("CREATE TABLE t (id bigint PRIMARY KEY, v jsonb, w text, other integer DEFAULT 7)")
     assert loaded('{"id": 1, "v": "7", "w": {"a": 1}}\n{"id": 2, "v": null, "w": "x"}') == [
         (1, "7", '{"a":1}', 7),
@@ -265,14 +238,14 @@ def test_texts_go_into_a_column_of_json_as_json(loaded: Callable[..., list[Any]]
     ]
 
 
-def test_columns_are_chosen_renamed_and_typed(loaded: Callable[..., list[Any]]) -> None:
+def test_columns_are_chosen_renamed_and_typed(loaded: Loaded) -> None:
     text = '{"id": 1, "soldOn": "05.03.2026", "x": 1, "n": 5}\n'
     how: dict[str, Any] = {"columns": {"n": "amount"}, "names": "snake", "date_format": "%d.%m.%Y"}
     how |= {"types": {"sold_on": "date", "amount": "numeric(6,2)"}, "select": ["id", "sold_on", "amount"]}
     assert loaded(text, **how) == [(1, dt.date(2026, 3, 5), Decimal("5.00"))]
 
 
-def test_packed_json_is_read(loaded: Callable[..., list[Any]]) -> None:
+def test_packed_json_is_read(loaded: Loaded) -> None:
     zstd = pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
     lines = [b'{"id": %d}\n' % n for n in range(3)]
     assert loaded(b"".join(map(zstd.compress, lines))) == [(0,), (1,), (2,)]
@@ -297,12 +270,3 @@ def test_the_next_run_goes_on_behind_the_last_part(
     assert first.checkpoint is not None
     assert second.progress[0]["processed"] == first.checkpoint["place"][2] + 100 > 500
     assert rows("SELECT id, v FROM t ORDER BY id") == [(n, "Ёж\n" * (n % 40)) for n in range(3_000)]
-
-
-def test_files_of_one_load_agree_about_json(job: Load, rows: Rows, tmp_path: Path) -> None:
-    (tmp_path / "many").mkdir()
-    (tmp_path / "many" / "a.json").write_text('{"id": 1, "v": {"n": 1}}')
-    (tmp_path / "many" / "b.json").write_text('{"id": 2, "v": "7"}')
-    result = job("load.files", {"path": "many", "table": "t", "key": ["id"]})
-    assert result.status == "succeeded", result.error
-    assert rows("SELECT * FROM t ORDER BY id") == [(1, {"n": 1}), (2, "7")]

@@ -13,6 +13,7 @@ from judging import LEFT, ROWS, TEXTS, TYPES, Load, Rows, fails_for_good
 from dataloader.testing import Result
 
 EXPECTED = [(n, TEXTS[n % 5]) for n in range(ROWS)]
+Written = Callable[..., None]  # a file of these columns
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def arrow() -> Any:
 
 
 @pytest.fixture
-def written(arrow: Any, tmp_path: Path) -> Callable[..., None]:
+def written(arrow: Any, tmp_path: Path) -> Written:
     """Write these columns, or an `id` and a `name`, to `f.parquet` in row groups of some 700 rows."""
     from pyarrow import parquet
 
@@ -43,7 +44,7 @@ def load(job: Load, arrow: Any) -> Load:
     return load
 
 
-def test_each_type_arrives_as_itself(load: Load, arrow: Any, written: Callable[..., None], rows: Rows) -> None:
+def test_each_type_arrives_as_itself(load: Load, arrow: Any, written: Written, rows: Rows) -> None:
     moscow = datetime(2026, 3, 29, 1, 30, 0, 123456, timezone(timedelta(hours=3)))
     naive, some = datetime(2026, 1, 31, 12), uuid4()  # noqa: DTZ001
     values = {
@@ -75,7 +76,7 @@ def test_each_type_arrives_as_itself(load: Load, arrow: Any, written: Callable[.
     assert rows("SELECT * FROM t") == [tuple(value for _, _, _, value in values.values())]
 
 
-def test_a_single_column_with_nulls(load: Load, written: Callable[..., None], rows: Rows) -> None:
+def test_a_single_column_with_nulls(load: Load, written: Written, rows: Rows) -> None:
     written(id=["a", ""])
     assert load().status == "succeeded"
     written(id=["b", None])
@@ -93,7 +94,7 @@ def test_a_single_column_with_nulls(load: Load, written: Callable[..., None], ro
 )
 @pytest.mark.usefixtures("in_parts")
 def test_a_file_that_has_not_the_rows_that_it_says_is_damaged(
-    load: Load, written: Callable[..., None], rows: Rows, tmp_path: Path, place: int, said: int, error: str
+    load: Load, written: Written, rows: Rows, tmp_path: Path, place: int, said: int, error: str
 ) -> None:
     """A file says its number of rows first as a whole, and last for its row group, which pyarrow believes."""
     written(row_group_size=1_000, id=list(range(1_000)))
@@ -112,9 +113,7 @@ def _varint(number: int) -> bytes:
 
 
 @pytest.mark.parametrize("damage", ["text", "short", "middle"])
-def test_a_damaged_file_leaves_nothing(
-    load: Load, written: Callable[..., None], rows: Rows, tmp_path: Path, damage: str
-) -> None:
+def test_a_damaged_file_leaves_nothing(load: Load, written: Written, rows: Rows, tmp_path: Path, damage: str) -> None:
     written()
     file = tmp_path / "f.parquet"
     whole = file.read_bytes()
@@ -137,19 +136,13 @@ def test_a_damaged_file_leaves_nothing(
     ],
 )
 def test_what_cannot_be_loaded_is_named(
-    load: Load, written: Callable[..., None], columns: dict[str, Any], args: dict[str, Any], error: str
+    load: Load, written: Written, columns: dict[str, Any], args: dict[str, Any], error: str
 ) -> None:
     written(**columns)
     fails_for_good(load({"max_attempts": 3}, **args), error)
 
 
-def test_long_names_are_made_short(job: Load, written: Callable[..., None], rows: Rows) -> None:
-    written(id=[1], **{"a" * 64: [2]})
-    assert job("load.files", {"path": "f.parquet", "table": "t", "key": ["id"], "names": "snake"}).error is None
-    assert [*dict(rows(TYPES))] == ["id", "a" * 60]
-
-
-def test_nanoseconds_are_cut(load: Load, arrow: Any, written: Callable[..., None], rows: Rows) -> None:
+def test_nanoseconds_are_cut(load: Load, arrow: Any, written: Written, rows: Rows) -> None:
     instants = [1_767_225_599_999_999_999, -1]  # the last ones of a year
     columns = {f"at_{zone}": arrow.array(instants, arrow.timestamp("ns", zone)) for zone in (None, "UTC")}
     columns["clock"] = arrow.array([86_399_999_999_999, 1], arrow.time64("ns"))
@@ -203,7 +196,7 @@ def test_files_whose_types_differ_get_a_type_that_holds_all(job: Load, arrow: An
 
 
 def test_a_map_is_an_object_of_json_where_its_keys_can_be_names(
-    load: Load, arrow: Any, written: Callable[..., None], rows: Rows
+    load: Load, arrow: Any, written: Written, rows: Rows
 ) -> None:
     names, times = (arrow.map_(key, arrow.int32()) for key in (arrow.string(), arrow.date32()))
     inner = arrow.array([{"m": [("x", 1)]}], arrow.struct([("m", names)]))
@@ -237,14 +230,6 @@ def test_a_file_without_columns_is_refused(task: str, job: Load, arrow: Any, tmp
     fails_for_good(result, "f.parquet: the names of its columns: there are none")
 
 
-def test_a_type_that_pyarrow_does_not_read_is_no_damage(load: Load, tmp_path: Path) -> None:
-    polars = pytest.importorskip("polars")
-    polars.DataFrame({"id": [1], "n": polars.Series([2**100], dtype=polars.Int128)}).write_parquet(
-        tmp_path / "f.parquet"
-    )
-    fails_for_good(load({"max_attempts": 3}), "f.parquet: pyarrow cannot read it: Integers with more than 64 bits")
-
-
 def test_orc_is_read_stripe_by_stripe(job: Load, arrow: Any, rows: Rows, tmp_path: Path) -> None:
     from pyarrow import orc
 
@@ -260,7 +245,7 @@ def test_orc_is_read_stripe_by_stripe(job: Load, arrow: Any, rows: Rows, tmp_pat
     fails_for_good(job("load.files", wanted), "f.orc: is no ORC file, or is damaged")
 
 
-def test_load_files_names_a_bad_row(job: Load, arrow: Any, written: Callable[..., None]) -> None:
+def test_load_files_names_a_bad_row(job: Load, arrow: Any, written: Written) -> None:
     written(id=[1, 2, 3], v=arrow.array([None, [1.5], [float("nan")]], arrow.list_(arrow.float64())))
     wanted = {"path": "f.parquet", "table": "t", "key": ["id"], "batch_rows": 2}
     fails_for_good(job("load.files", wanted), "f.parquet, row 3: column v: ")
@@ -268,7 +253,7 @@ def test_load_files_names_a_bad_row(job: Load, arrow: Any, written: Callable[...
 
 @pytest.mark.parametrize("is_new", [True, False])
 def test_columns_of_folders_and_added_ones_are_copied_in_binary(
-    job: Load, rows: Rows, written: Callable[..., None], tmp_path: Path, in_text: list[int], is_new: bool
+    job: Load, rows: Rows, written: Written, tmp_path: Path, in_text: list[int], is_new: bool
 ) -> None:
     days = ("2026-03-01", "__HIVE_DEFAULT_PARTITION__")
     for number, day in enumerate(days):

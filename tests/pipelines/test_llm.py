@@ -320,15 +320,6 @@ def test_an_mlx_node_gets_no_more_requests_than_its_places(
     assert ask(model=MLX_MODEL).status == "succeeded"
 
 
-def test_a_scan_counts_for_a_minute(ask: Ask, ollama: FakeNode, settings: pytest.MonkeyPatch) -> None:
-    ask()
-    ask()
-    assert [path for path, _ in ollama.asked if path == "/api/tags"] == ["/api/tags"]
-    settings.setattr(llm, "KEPT_SEC", 0.0)
-    ask()
-    assert [path for path, _ in ollama.asked if path == "/api/tags"] == ["/api/tags"] * 2
-
-
 def test_a_model_that_was_pulled_since_the_last_scan_is_found(ask: Ask, ollama: FakeNode) -> None:
     ask()
     ollama.models += ("phi4:14b",)

@@ -112,15 +112,6 @@ def test_a_program_or_folder_that_is_missing_is_named(job: Load, allow: Allow, w
     fails_for_good(ran(job, max_attempts=3), error)
 
 
-def test_a_file_that_is_no_program_says_so(job: Load, allow: Allow, tmp_path: Path) -> None:
-    script = tmp_path / "script"
-    script.write_text("echo without a first line that names a shell")
-    script.chmod(0o700)
-    allow("", argv=[str(script)])
-    assert "it exited with 126; its last lines:\n" in (error := ran(job).error or "")
-    assert "cannot be executed: Exec format error" in error
-
-
 def test_the_program_sees_only_what_is_allowed_and_its_job(
     job: Load, allow: Allow, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -270,3 +270,12 @@ def test_the_next_run_goes_on_behind_the_last_part(
     assert first.checkpoint is not None
     assert second.progress[0]["processed"] == first.checkpoint["place"][2] + 100 > 500
     assert rows("SELECT id, v FROM t ORDER BY id") == [(n, "Ёж\n" * (n % 40)) for n in range(3_000)]
+
+
+def test_files_of_one_load_agree_about_json(job: Load, rows: Rows, tmp_path: Path) -> None:
+    (tmp_path / "many").mkdir()
+    (tmp_path / "many" / "a.json").write_text('{"id": 1, "v": {"n": 1}}')
+    (tmp_path / "many" / "b.json").write_text('{"id": 2, "v": "7"}')
+    result = job("load.files", {"path": "many", "table": "t", "key": ["id"]})
+    assert result.status == "succeeded", result.error
+    assert rows("SELECT * FROM t ORDER BY id") == [(1, {"n": 1}), (2, "7")]

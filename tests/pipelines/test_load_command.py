@@ -2,17 +2,15 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from judging import Command, Rows
-from serving import Handler, Server
 
 from dataloader.exits import EXIT_FAILED
-from dataloader.pipelines import Context, files, remote
+from dataloader.pipelines import Context, Retry, files, remote
 
 CSV = "id;Price;Day\n1;1 234,50;2024-02-01\n2;5,00;NA\n"
 HOW = ("--table", "orders", "--arg", "thousands= ", "--arg", "decimal=,", "--arg", 'null=["NA"]')
@@ -68,24 +66,16 @@ def test_a_plan_keeps_no_copy(load: Command, tmp_path: Path, monkeypatch: pytest
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_a_file_that_a_program_changes_is_refused_in_one_line(load: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def changed(*args: Any) -> None:
-        raise RuntimeError("a program wrote to o.csv during the load")
-
-    monkeypatch.setattr(files.Shaped, "require_unchanged", changed)
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("a program wrote to o.csv during the load"), Retry(7, "127.0.0.1 answered 429")],
+)
+def test_a_load_that_may_be_tried_again_is_refused_in_one_line(
+    load: Command, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(files.Shaped, "require_unchanged", Mock(side_effect=error))
     done = load("in/o.csv", *HOW, "--key", "id")
-    assert (done.exit_code, done.stderr) == (EXIT_FAILED, "dataloader: a program wrote to o.csv during the load\n")
-
-
-def test_a_server_that_is_busy_is_refused_in_one_line(load: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Busy(Handler):
-        def do_GET(self) -> None:
-            self.answer(429, headers={"Retry-After": "7"})
-
-    monkeypatch.setenv("DL_HTTP_PRIVATE_HOSTS", "127.0.0.1")
-    with closing(Server(Busy)) as server:
-        done = load(f"{server.url}/o.csv", *HOW, "--key", "id")
-    assert done.stderr == "dataloader: 127.0.0.1 answered 429 and asks for 7 s\n"
+    assert (done.exit_code, done.stderr) == (EXIT_FAILED, f"dataloader: {error}\n")
 
 
 @pytest.mark.parametrize("path", ["in/o.csv", "in/*.csv", "{}/in/o.csv", "../{}/in/o.csv"])

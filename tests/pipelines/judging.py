@@ -1,6 +1,7 @@
 """What tests of several pipelines share: the data that they load, and how they look at an end and what is left."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Generator
 from typing import Any
 
 from dataloader.testing import Result
@@ -24,3 +25,12 @@ def fails_for_good(result: Result, error: str, secret: str = "") -> None:
     assert (result.status, result.attempts) == ("failed", 1)
     assert error in (result.error or "")
     assert not secret or secret not in str(result.error)
+
+
+def ends_its_threads(steps: Generator[Any], number: int) -> None:
+    """The load has so many threads behind its first step, and none behind its end."""
+    others = {*threading.enumerate()}  # of earlier tests, which may end meanwhile
+    next(steps)
+    assert len({*threading.enumerate()} - others) == number
+    steps.close()
+    assert not {*threading.enumerate()} - others

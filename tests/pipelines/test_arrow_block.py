@@ -3,12 +3,11 @@
 import random
 import re
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from judging import Load, Rows
+from judging import Load, Rows, ends_its_threads
 
 from dataloader.pipelines import Context, arrow_block, csv_file, csv_table, files
 from dataloader.pipelines.csv_table import Table
@@ -23,22 +22,10 @@ NUMBERS = [
     *("16777217", "3.4028236e38", "1e-46", "0." + "0" * 28 + "1", "0.30000000000000004", "\t5", "1\t", "١"),
 ]
 TEXTS = [
-    *(
-        "",
-        "a",
-        "Ёж",
-        'Müller, "A" & Söhne',
-        "two\nlines",
-        "two\r\nlines",
-        "cr\rin",
-        "\\.",
-        "\\N",
-        "NULL",
-        "NA",
-        "abc  ",
-    ),
-    *("abcdefg", "😀", "tab\there", "t", "1", " 1", '"', '""', ",", "\n", "\n\n", "\x7f", "{}", "1 day", "-0", "\x00"),
-    *("a\x1ab", "\x1a", "\ufeffa", "#no", "v", "\\", "'", "ü\u0308", "e-400", "550e8400-e29b-41d4-a716-446655440000"),
+    *("", "a", "Ёж", 'Müller, "A" & Söhne', "two\nlines", "two\r\nlines", "cr\rin", "\\.", "\\N", "NULL", "NA"),
+    *("abc  ", "abcdefg", "😀", "tab\there", "t", "1", " 1", '"', '""', ",", "\n", "\n\n", "\x7f", "{}", "1 day", "-0"),
+    *("\x00", "a\x1ab", "\x1a", "\ufeffa", "#no", "v", "\\", "'", "ü\u0308", "e-400"),
+    "550e8400-e29b-41d4-a716-446655440000",
 ]
 DAYS = [
     *("2026-01-02", "0001-01-01", "0000-01-01", "9999-12-31", "20260102", "2026-1-2", "2026-02-30", "infinity", "NA"),
@@ -60,30 +47,14 @@ KINDS = {
     **{"timestamptz": "time", "timestamptz(0)": "time", "small": "whole", "uuid": "text"},
 }
 OTHER_ARGS: list[dict[str, Any]] = [
-    *(
-        {"null": ["a"]},
-        {"null": ["NA", "7", ""]},
-        {"null": ["", "t", "0", "2026-01-02"]},
-        {"timezone": "Europe/Berlin"},
-    ),
+    *({"null": words} for words in (["a"], ["NA", "7", ""], ["", "t", "0", "2026-01-02"])),
     *({"date_format": "%d.%m.%Y"}, {"decimal": ","}, {"true": ["yes"], "false": ["t"]}, {"comment": "#"}),
     *({"add": {"f": "file"}}, {"add": {"n": "line"}}, {"add": {"n": "line", "f": "file"}}, {"columns": {"v": "x"}}),
     *({"select": ["id", "v"]}, {"mode": "append"}, {"schema_change": "widen"}, {"schema_change": "add"}),
-    *({"skip_footer": 1}, {"encoding": "cp1251"}, {"encoding": "utf-8"}),
+    *({"skip_footer": 1}, {"encoding": "cp1251"}, {"encoding": "utf-8"}, {"timezone": "Europe/Berlin"}),
 ]
 ODD_LINES = [
-    b"",
-    b"  ",
-    b"x",
-    b'"a',
-    b"#no",
-    b"\\.",
-    b"\x1a",
-    b"1,2,3,4,5,6,7",
-    b'"open\n',
-    b"\xff",
-    b'5" pipe',
-    b"id,v",
+    *(b"", b"  ", b"x", b'"a', b"#no", b"\\.", b"\x1a", b"1,2,3,4,5,6,7", b'"open\n', b"\xff", b'5" pipe', b"id,v"),
 ]
 
 
@@ -152,6 +123,28 @@ def loaded(job: Load, rows: Rows, args: dict[str, Any], make: str, **how: Any) -
     return left
 
 
+def chosen(
+    chance: random.Random, kinds: dict[str, str], more: list[dict[str, Any]]
+) -> tuple[dict[str, Any], str, dict[str, int]]:
+    """Random arguments of a load, the statement that makes its table or one that makes none, and where it is killed."""
+    columns = ", ".join('"{}" {}'.format(name.replace('"', '""'), kind) for name, kind in kinds.items())
+    args: dict[str, Any] = {"table": "t", "key": ["id"], "max_errors": chance.choice([0, 100, 100])}
+    make, how = "SELECT", chance.randrange(4)
+    if how == 0:
+        make = f"CREATE TABLE t (id bigint PRIMARY KEY, {columns})"
+    elif how < 3:
+        args["types"] = {"id": "bigint", **kinds}
+    if chance.random() < 0.4:
+        args |= chance.choice(more)
+        args["types"] = {"id": "bigint"} if {"columns", "select", "names"} & args.keys() else args.get("types", {})
+    if chance.random() < 0.3:
+        args |= {"mode": "append"}
+        del args["key"]
+        make = make.replace(" PRIMARY KEY", "")
+    args["batch_rows"] = chance.choice([1, 5, 20_000, 20_000])
+    return args, make, {"crash_at": chance.randrange(1, 9)} if chance.random() < 0.2 else {}
+
+
 def compared(seed: int, job: Load, rows: Rows, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, ...]:
     """The text way and the quick way load one or two random files; the results of both."""
     chance = random.Random(seed)
@@ -162,23 +155,8 @@ def compared(seed: int, job: Load, rows: Rows, folder: Path, monkeypatch: pytest
     texts = [written(chance, kinds, begin, mark) for begin in (0, 50)[: chance.choice([1, 1, 2])]]
     for at in (0, 1):
         (folder / f"{at}.csv").write_bytes(texts[at % len(texts)])
-    columns = ", ".join(f'"{name}" {kind}' for name, kind in {"id": "bigint PRIMARY KEY", **kinds}.items())
-    args: dict[str, Any] = {"path": f"{'?' if texts[1:] else 0}.csv", "table": "t", "key": ["id"], "delimiter": mark}
-    args["max_errors"], make = chance.choice([0, 100, 100]), "SELECT"
-    how = chance.randrange(4)
-    if how == 0:
-        make = f"CREATE TABLE t ({columns})"
-    elif how < 3:
-        args["types"] = {"id": "bigint", **kinds}
-    if chance.random() < 0.4:
-        args |= chance.choice(OTHER_ARGS)
-        args["types"] = {"id": "bigint"} if "columns" in args or "select" in args else args.get("types", {})
-    if chance.random() < 0.3:
-        args |= {"mode": "append"}
-        del args["key"]
-        make = make.replace(" PRIMARY KEY", "")
-    args["batch_rows"] = chance.choice([1, 5, 20_000, 20_000])
-    crash = {"crash_at": chance.randrange(1, 9)} if chance.random() < 0.2 else {}
+    args, make, crash = chosen(chance, kinds, OTHER_ARGS)
+    args |= {"path": f"{'?' if texts[1:] else 0}.csv", "delimiter": mark}
     sizes = chance.choice([10, 100, 400, 2**16]), chance.choice([1, 300, 2**21]), chance.choice([0, 2**30])
     with monkeypatch.context() as patch:
         patch.setattr(csv_file, "_CHUNK", sizes[0])
@@ -269,41 +247,9 @@ def test_a_wrong_record_costs_its_neighbours_alone_the_quick_way(
     assert 0 < sum(in_text) < 200
 
 
-def test_rows_that_postgresql_alone_refuses_are_found_by_halves(
-    job: Load, rows: Rows, lines: Path, in_binary: list[Any], in_text: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(csv_file, "_COPIED_CHUNK", 20_000)
-    wrong = LINE.replace(",,", ",0123456789,")  # too long for varchar(9)
-    texts = [(LINE if number % 10 else wrong).format(number) for number in range(500)]
-    lines.write_text(",".join(TYPES) + "\n" + "".join(texts), "utf-8")
-    result = job("load.files", ARGS | {"max_errors": 99, "batch_rows": 200})
-    assert (result.status, rows("SELECT count(*) FROM t_rejects")) == ("succeeded", [(50,)]), result.error
-    assert sum(in_text) < 500 * 8  # a row is sent once for each half that it is in
-
-
-def test_progress_is_of_what_is_loaded_and_not_of_what_is_read_ahead(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: Rows
-) -> None:
-    monkeypatch.setattr(csv_table, "PART_BYTES", 1)
-    (tmp_path / "f.csv").write_text("id,v\n" + "".join(f"{number:06d},{'x' * 20}\n" for number in range(40_000)))
-    steps = files.load_files({"path": "f.csv", "table": "t", "mode": "append"}, context)
-    totals = [step["total"] for step in steps if step]
-    assert all(35_000 < total < 45_000 for total in totals), totals
-
-
-def test_an_end_ends_the_thread_that_reads_ahead(
-    context: Context, rows: Rows, lines: Path, in_binary: list[Any]
-) -> None:
-    others = threading.enumerate()  # of earlier tests, which may end meanwhile
-
-    def threads() -> int:
-        return len({*threading.enumerate()} - {*others})
-
-    steps = files.load_files(ARGS, context)
-    next(steps)
-    assert threads() == 1
-    steps.close()
-    assert threads() == 0
+@pytest.mark.usefixtures("rows", "lines", "in_binary")
+def test_an_end_ends_the_thread_that_reads_ahead(context: Context) -> None:
+    ends_its_threads(files.load_files(ARGS, context), 1)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import csv
 import io
 import os
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,11 @@ import psycopg
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from judging import TYPES, Load, Rows, Run
+from judging import LEFT, TYPES, Load, Rows, Run, fails_for_good
+from psycopg.rows import scalar_row
 
 from dataloader.pipelines import Context, PermanentError, csv_table, resolve, steps
 
-OURAIRPORTS = Path(__file__).parent.parent / "data" / "ourairports"
 LOAD = {"table": "t", "key": ["id"]}
 Refused = Callable[..., str]
 
@@ -33,41 +32,34 @@ def load(run: Run, tmp_path: Path) -> Run:
 
 
 @pytest.fixture
-def refused(load: Run, rows: Rows) -> Refused:
+def refused(load: Run, dsn: str) -> Refused:
     """Load these bytes, which has to raise PermanentError and change no row, and return the error's text."""
 
     def refused(content: bytes, **args: Any) -> str:
-        before = _tables(rows)
+        before = _tables(dsn)
         with pytest.raises(PermanentError) as caught:
             load(content, **args)
-        assert _tables(rows) == before
+        assert _tables(dsn) == before
         return str(caught.value)
 
     return refused
 
 
-def _tables(rows: Rows) -> dict[str, Any]:
+def _tables(dsn: str) -> dict[str, Any]:
+    """What is in each table, and in which versions."""
     names = (
         "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'"
         " AND relname <> 'dl_fence'"
     )
-    return {name: rows(f'SELECT xmin, * FROM "{name}" ORDER BY ctid') for (name,) in rows(names)}
+    with psycopg.connect(dsn, row_factory=scalar_row) as conn:
+        found = conn.execute(names).fetchall()
+        return {
+            name: conn.execute(f'SELECT (xmin, t) FROM "{name}" AS t ORDER BY ctid'.encode()).fetchall()
+            for name in found
+        }
 
 
 # Rows
-
-
-@pytest.mark.parametrize("name", ["countries", "runways"])
-def test_a_real_file_twice(name: str, run: Run, rows: Rows, tmp_path: Path) -> None:
-    shutil.copy(OURAIRPORTS / f"{name}.csv", tmp_path)
-    expected = (tmp_path / f"{name}.csv").read_bytes().count(b"\n") - 1
-    args = {"path": f"{name}.csv", "table": name, "key": ["id"]}
-    first = run("load.csv", **args)
-    versions = rows(f"SELECT id, xmin, ctid FROM {name} ORDER BY id")
-    assert run("load.csv", **args) == first
-    assert rows(f"SELECT id, xmin, ctid FROM {name} ORDER BY id") == versions
-    assert len(versions) == expected
-    assert first[-1] == {"processed": expected, "total": expected, "phase": "merging"}
 
 
 def test_text_columns_as_in_the_header(load: Run, rows: Rows) -> None:
@@ -90,31 +82,19 @@ def test_only_what_differs_is_rewritten(load: Run, rows: Rows) -> None:
     assert rows("SELECT id, b::text, kept FROM t ORDER BY id") == [(1, "1.0", "yes"), (2, "5", "yes"), (3, "6", "yes")]
 
 
-@pytest.mark.parametrize("batch_rows", [1, 2, 5000])
-def test_the_last_of_equal_keys_counts(batch_rows: int, load: Run, rows: Rows) -> None:
-    content = b"id,a\n1,first\n2,only\n1,second\n1,last\n"
-    load(content, batch_rows=batch_rows)
-    versions = rows("SELECT id, a, xmin FROM t ORDER BY id")
-    load(content, batch_rows=batch_rows)
-    assert rows("SELECT id, a, xmin FROM t ORDER BY id") == versions
-    assert [row[:2] for row in versions] == [("1", "last"), ("2", "only")]
-
-
-def test_a_table_with_the_column_of_the_lines(load: Run, rows: Rows) -> None:
-    rows("CREATE TABLE t (id int PRIMARY KEY, dl_line text, line text)")
-    load(b"id,dl_line\n1,x\n")
-    assert rows("SELECT id, dl_line, line FROM t") == [(1, "x", None)]
+def test_the_last_of_equal_keys_counts(load: Run, rows: Rows) -> None:
+    for batch_rows in (1, 2, 5000):
+        load(b"id,dl_line\n1,first\n2,only\n1,second\n1,last\n", batch_rows=batch_rows)
+        versions = rows("SELECT id, dl_line, xmin FROM t ORDER BY id")
+        load(b"id,dl_line\n2,only\n1,first\n1,last\n", batch_rows=batch_rows)
+        assert rows("SELECT id, dl_line, xmin FROM t ORDER BY id") == versions
+        assert [row[:2] for row in versions] == [("1", "last"), ("2", "only")]
+        rows("DROP TABLE t")
 
 
 def test_a_header_alone_makes_an_empty_table(load: Run, rows: Rows) -> None:
     assert load(b"id,a") == [{"processed": 0, "total": 0, "phase": "merging"}]
     assert rows("SELECT * FROM t") == []
-
-
-def test_progress_counts_records(load: Run) -> None:
-    *reports, last = load(b'id\n"1"\n\n2\n3\n4\n5', batch_rows=2)
-    assert [report["processed"] for report in reports] == [2, 4, 5]
-    assert last == {"processed": 5, "total": 5, "phase": "merging"}
 
 
 # Forms of files
@@ -167,7 +147,7 @@ def test_forms_of_files(content: bytes, args: dict[str, Any], expected: list[Any
         (b'1,""\n2,""""\n3,\n4,"a,""b"",c"\n', [("1", ""), ("2", '"'), ("3", None), ("4", 'a,"b",c')], 0),
     ],
 )
-@pytest.mark.parametrize("delimiter", [",", "\t", ";", "\\", "^"])
+@pytest.mark.parametrize("delimiter", [",", "\\", "^"])
 def test_a_quote_within_a_field_is_read_literally_and_counted(
     content: bytes, expected: list[Any], literal: int, delimiter: str, job: Load, rows: Rows, tmp_path: Path
 ) -> None:
@@ -255,14 +235,13 @@ def _is_irregular(text: str) -> bool:
         (b'id,s\n1,"a\nb\0"\n', "line 2 to 3:", "0x00"),
     ],
 )
-@pytest.mark.parametrize("batch_rows", [1, 5000])
-def test_a_bad_record(content: bytes, where: str, reason: str, batch_rows: int, refused: Refused, rows: Rows) -> None:
+def test_a_bad_record(content: bytes, where: str, reason: str, refused: Refused, rows: Rows) -> None:
     rows("CREATE TABLE t (id int PRIMARY KEY, n int CONSTRAINT positive CHECK (n > 0), s text, must int)")
-    rows("ALTER TABLE t ALTER must SET DEFAULT 0; UPDATE t SET must = 0; ALTER TABLE t ALTER must SET NOT NULL")
-    rows("INSERT INTO t VALUES (1, 7)")
-    error = refused(content, batch_rows=batch_rows)
-    assert error.startswith(f"f.csv, {where} ")
-    assert reason in error
+    rows("ALTER TABLE t ALTER must SET DEFAULT 0, ALTER must SET NOT NULL; INSERT INTO t VALUES (1, 7)")
+    for batch_rows in (1, 5000):
+        error = refused(content, batch_rows=batch_rows)
+        assert error.startswith(f"f.csv, {where} ")
+        assert reason in error
 
 
 @pytest.mark.long
@@ -274,24 +253,29 @@ def test_errors_quote_no_values(refused: Refused, rows: Rows) -> None:
         assert "sec" not in refused(b"id,a,b,c,d\n" + record)
 
 
+@pytest.mark.usefixtures("in_parts")
 def test_a_row_that_only_the_table_refuses(refused: Refused, rows: Rows) -> None:
     rows("CREATE TABLE t (id int PRIMARY KEY, other int UNIQUE)")
     error = refused(b"id,other\n1,5\n2,5\n")
     assert error == 'f.csv into t: duplicate key value violates unique constraint "t_other_key"'
+    assert rows(LEFT) == [(0,)]
 
 
-@pytest.mark.parametrize("code", ["P0001", "45000", "23514", "22023", "UU000"])
 @pytest.mark.parametrize("when", ["BEFORE INSERT ON t", "AFTER INSERT ON t DEFERRABLE INITIALLY DEFERRED"])
-def test_a_function_of_the_table_that_raises_is_named_without_its_text(
-    code: str, when: str, refused: Refused, rows: Rows
-) -> None:
-    rows("CREATE TABLE t (id int PRIMARY KEY, pin text)")
-    rows(f"CREATE SCHEMA theirs; CREATE FUNCTION theirs.refuse() RETURNS trigger LANGUAGE plpgsql AS"
-         f" $$BEGIN RAISE 'wrong pin %', NEW.pin USING ERRCODE = '{code}'; END$$")  # fmt: skip
+def test_a_function_of_the_table_that_raises_is_named_without_its_text(when: str, refused: Refused, rows: Rows) -> None:
+    rows("CREATE TABLE t (id int PRIMARY KEY, pin text); CREATE SCHEMA theirs")
+    function = (
+        "CREATE OR REPLACE FUNCTION theirs.refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$BEGIN RAISE 'wrong pin %', NEW.pin USING ERRCODE = '{}'; END$$"
+    )
+    rows(function.format("P0001"))
     kind = "CONSTRAINT TRIGGER" if "DEFERRABLE" in when else "TRIGGER"
     rows(f"CREATE {kind} refuses {when} FOR EACH ROW EXECUTE FUNCTION theirs.refuse()")
-    reason = refused(b"id,pin\n1,canary4711\n")
-    assert reason == f"f.csv into t: the function theirs.refuse raised an error ({code}), whose text may hold values"
+    for code in ("P0001", "45000", "23514", "22023", "UU000"):
+        rows(function.format(code))
+        reason = refused(b"id,pin\n1,canary4711\n")
+        expected = f"f.csv into t: the function theirs.refuse raised an error ({code}), whose text may hold values"
+        assert reason == expected
 
 
 def test_a_function_of_a_check_that_raises_is_named_with_the_record(refused: Refused, load: Run, rows: Rows) -> None:
@@ -421,32 +405,19 @@ def test_a_new_table_has_the_default_rights_of_its_schema(load: Run, rows: Rows)
         ({"table": "pg_catalog.pg_authid"}, "table: should not be in a schema of PostgreSQL"),
         ({"table": "a.b.c"}, "table: should be name or schema.name"),
         ({"table": "x" * 64}, "table: should be name or schema.name"),
-        ({"table": "."}, "table: should be name or schema.name"),
         ({"key": "id"}, "key: "),
         ({"key": []}, "key: "),
         ({"key": ["id", "id"]}, "key: should name each column once"),
-        ({"key": [""]}, "key.0: should be a name"),
         ({"delimiter": ""}, "delimiter: should be one"),
         ({"delimiter": '"'}, "delimiter: should be one"),
-        ({"delimiter": "1"}, "delimiter: should be one"),
         ({"delimiter": "§"}, "delimiter: should be one"),
         ({"encoding": "latin-99"}, "encoding: should be the name of a text encoding"),
         ({"encoding": "base64"}, "encoding: should be the name of a text encoding"),
-        ({"encoding": "idna"}, "encoding: should be the name of a text encoding"),
-        ({"encoding": "undefined"}, "encoding: should be the name of a text encoding"),
-        ({"batch_rows": 0}, "batch_rows: "),
         ({"batch_rows": 1_000_001}, "batch_rows: "),
-        ({"batch_rows": "5"}, "batch_rows: "),
-        ({"batch_rows": True}, "batch_rows: "),
     ],
 )
-def test_wrong_arguments(args: dict[str, Any], reason: str, refused: Refused) -> None:
-    assert refused(b"id\n1\n", **args).startswith(reason)
-
-
-def test_missing_arguments(run: Run) -> None:
-    with pytest.raises(PermanentError, match="path: Field required; table: Field required"):
-        run("load.csv")
+def test_wrong_arguments(args: dict[str, Any], reason: str, job: Load) -> None:
+    fails_for_good(job("load.csv", LOAD | {"path": "f.csv"} | args), reason)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable
 from datetime import date
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,9 @@ def refused(load: Run, rows: Rows) -> Refused:
     return refused
 
 
-def zipped(members: dict[str, bytes]) -> bytes:
+def zipped(members: dict[str, bytes], way: int = zipfile.ZIP_STORED) -> bytes:
     packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as archive:
+    with zipfile.ZipFile(packed, "w", way) as archive:
         for name, content in members.items():
             archive.writestr(name, content)
     return packed.getvalue()
@@ -79,11 +80,6 @@ CASES: dict[str, tuple[bytes, dict[str, Any], list[tuple[str | None, ...]]]] = {
     "empty quotes in numbers": (b'"id","a"\n"1","5"\n"2",""\n', {}, [("1", "5"), ("2", None)]),
     "null words": (b'id,a,b\n1,NA,NA\n2,"NA",5\n', {"null": ["NA"]}, [("1", None, None), ("2", "NA", "5")]),
     "numbers as null words": (b'id,a\n1,"-1"\n2,-1\n3,"5"\n', {"null": ["-1"]}, [("1", None), ("2", None), ("3", "5")]),
-    "the same in another order": (
-        b'a,id\n"-1",1\n-1,2\n"5",3\n',
-        {"null": ["-1"], "select": ["id", "a"]},
-        [("1", None), ("2", None), ("3", "5")],
-    ),
     "no quotes": (b'id,a\n1,"x\n2,y"z"\n', {"quote": ""}, [("1", '"x'), ("2", 'y"z"')]),
     "single quotes": (b"id,a\n1,'x, ''y'''\n2,\"z\n", {"quote": "'"}, [("1", "x, 'y'"), ("2", '"z')]),
     "an escape beside the delimiter": (
@@ -98,7 +94,6 @@ CASES: dict[str, tuple[bytes, dict[str, Any], list[tuple[str | None, ...]]]] = {
     ),
     "an escape at the end": (b"id,a\n1,C:\\\n2,\"C:\\\\\"\n", {"escape": "\\"}, [("1", "C:\\"), ("2", "C:\\")]),
     "no header": (b"1,x\n2,y\n", {"header": False, "key": ["column_1"]}, [("1", "x"), ("2", "y")]),
-    "names for no header": (b"1,x\n", {"header": ["id", "Big A"]}, [("1", "x")]),
     "comments": (b"# c\nid,a\n# \"x\n1,#2\n", {"comment": "#"}, [("1", "#2")]),
     "a footer": (b"id,a\n1,x\nSUM,2,3,4\n\nat \"noon\n", {"skip_footer": 2}, [("1", "x")]),
     "widths without a header": (
@@ -108,49 +103,26 @@ CASES: dict[str, tuple[bytes, dict[str, Any], list[tuple[str | None, ...]]]] = {
     ),
     "blanks as delimiter": (b'id   a\n1  "x y"\n2\t2"\n', {"delimiter": "whitespace"}, [("1", "x y"), ("2", '2"')]),
     "another character as delimiter": ("id¦a\n1¦x,y\n".encode(), {"delimiter": "¦"}, [("1", "x,y")]),
-    "dates by a format": (
-        b"id,a,b\n1,05.03.2026,05.03.2026 14:30\n",
-        {"date_format": ["%d.%m.%Y", "%d.%m.%Y %H:%M"]},
-        [("1", "2026-03-05", "2026-03-05T14:30:00")],
-    ),
     "times without a zone": (
         b"id,a\n1,2026-03-05 14:30\n2,2026-07-05 14:30:00+00:00\n",
         {"timezone": "Europe/Berlin"},
         [("1", "2026-03-05T13:30:00+00:00"), ("2", "2026-07-05T14:30:00+00:00")],
     ),
     "midnight is a date": (b"id,a\n1,2026-03-05 00:00:00\n", {"types": {"a": "date"}}, [("1", "2026-03-05")]),
-    "words of booleans": (
-        b"id,a\n1,Y\n2,n\n3,WAHR\n",
-        {"types": {"a": "boolean"}, "true": ["WAHR"]},
-        [("1", "true"), ("2", "false"), ("3", "true")],
-    ),
+    "the usual words of booleans": (b"id,a\n1,Y\n2,n\n", {"types": {"a": "boolean"}}, [("1", "true"), ("2", "false")]),
     "selected and renamed": (
         b"ID,a,b\n1,x,y\n",
         {"columns": {"ID": "id", "b": "B b"}, "select": ["B b", "id"]},
         [("y", "1")],
-    ),
-    "added": (
-        b"id,a\n1,x\n2,y\n",
-        {"add": {"of": "file", "at": "line"}},
-        [("1", "x", "f.csv", "2"), ("2", "y", "f.csv", "3")],
     ),
     "added alone": (
         b"id,a\n1,x\n2,y\n",
         {"add": {"of": "file", "at": "line"}, "select": ["of"], "key": ["at"]},
         [("f.csv", "2"), ("f.csv", "3")],
     ),
-    "empty columns behind the last": (b"id,a\n1,x,,\n2,y\n", {}, [("1", "x"), ("2", "y")]),
     "files put together": (b"\xef\xbb\xbfid,a\r\n1,x\r\n\xef\xbb\xbfid,a\r\n2,y\r\n\x1a", {}, [("1", "x"), ("2", "y")]),
     "marks before quotes": (
-        b'\xef\xbb\xbf\xef\xbb\xbf"id","a"\n"1","x"\n\xef\xbb\xbf"id","a"\n\xef\xbb\xbf"2","y, z"\n',
-        {},
-        [("1", "x"), ("2", "y, z")],
-    ),
-    "dates of weeks": (b"id,a\n1,2026-W10-4\n", {"date_format": "%G-W%V-%u"}, [("1", "2026-03-05")]),
-    "half a day": (
-        b"id,a\n1,05-MAR-26 01.34 PM\n",
-        {"date_format": "%d-%b-%y %I.%M %p"},
-        [("1", "2026-03-05T13:34:00")],
+        '\ufeff\ufeff"id","a"\n"1","x"\n\ufeff"id","a"\n\ufeff"2","y, z"\n'.encode(), {}, [("1", "x"), ("2", "y, z")]
     ),
     "a long text in the first line": (b"1," + b"x" * 140_000, {"header": ["id", "a"]}, [("1", "x" * 140_000)]),
     "marks beside each other that UTF-8 has too": (
@@ -168,11 +140,6 @@ CASES: dict[str, tuple[bytes, dict[str, Any], list[tuple[str | None, ...]]]] = {
         {"header": ["id", "a"], "quote": "", "escape": "\\", "null": ["\\N"]},
         [("1", "a\n"), ("2", "b")],
     ),
-    "zeros behind the microseconds": (
-        b"id,a\n1,2026-03-05T14:30:00.1234560Z\n2,2026-03-05 14:30:00.0000000\n",
-        {"types": {"a": "timestamptz"}, "timezone": "UTC"},
-        [("1", "2026-03-05T14:30:00.123456+00:00"), ("2", "2026-03-05T14:30:00+00:00")],
-    ),
     "whole numbers with a point": (
         b"id,a\n1,3.0\n2,-5.00\n3,7\n",
         {"types": {"a": "int"}},
@@ -180,49 +147,17 @@ CASES: dict[str, tuple[bytes, dict[str, Any], list[tuple[str | None, ...]]]] = {
     ),
     "a blank behind a quote": (b'id,a\n1,"x" \n2,y\n', {}, [("1", "x "), ("2", "y")]),
     "names of several lines": (b'"id\n","Amount\n(EUR)"\n1,2.5\n', {"names": "snake"}, [("1", "2.5")]),
-    "a literal quote in the header": (b'id,27" screen\n1,2.5\n', {"names": "snake"}, [("1", "2.5")]),
     "names that nobody selects": (
         ("id,a,a,," + "n" * 70 + ",b\n1,2,3,4,5,6\n").encode(),
         {"select": ["id", "b"]},
         [("1", "6")],
-    ),
-    "seconds since 1970": (
-        b"id,at\n1,1772721240\n2,-86400\n3,1.7727E9\n4,1772721240.1234567\n5,2026-03-05 14:34Z\n",
-        {"types": {"at": "timestamptz"}, "date_format": "epoch"},
-        [
-            ("1", "2026-03-05T14:34:00+00:00"),
-            ("2", "1969-12-31T00:00:00+00:00"),
-            ("3", "2026-03-05T08:40:00+00:00"),
-            ("4", "2026-03-05T14:34:00.123456+00:00"),
-            ("5", "2026-03-05T14:34:00+00:00"),
-        ],
-    ),
-    "milliseconds and microseconds since 1970": (
-        b"id,at\n1,1772721240123\n2,1772721240123456\n",
-        {"types": {"at": "timestamptz"}, "date_format": ["epoch_us"]},
-        [("1", "1970-01-21T12:25:21.240123+00:00"), ("2", "2026-03-05T14:34:00.123456+00:00")],
     ),
     "a count of milliseconds decides no type": (
         b"id,at\n1,1772721240123\n",
         {"date_format": "epoch_ms"},
         [("1", "1772721240123")],
     ),
-    "digits behind the microseconds": (
-        b"id,at\n1,2026-03-05 14:30:00.9999999\n2,2026-03-05 14:30:00.5\n",
-        {"types": {"at": "timestamp"}, "date_format": "%Y-%m-%d %H:%M:%S.%f"},
-        [("1", "2026-03-05T14:30:00.999999"), ("2", "2026-03-05T14:30:00.5")],
-    ),
     "a form feed is no line end": (b"id;v,w\n1;x,q\x0cy,z\n", {}, [("1", "x,q\x0cy,z")]),
-    "a point before the time of day": (
-        b"id,at\n1,20260305.143059123456\n",
-        {"types": {"at": "timestamp"}, "date_format": "%Y%m%d.%H%M%S%f"},
-        [("1", "2026-03-05T14:30:59.123456")],
-    ),
-    "points before the microseconds": (
-        b"id,at\n1,2026.1212121212.1234567\n",
-        {"types": {"at": "timestamp"}, "date_format": "%Y.%m%d%H%M%S.%f"},
-        [("1", "2026-12-12T12:12:12.123456")],
-    ),
     "quoted line ends stay": (b'id,a,n\n1,"x\r\ny",1\n', {}, [("1", "x\r\ny", "1")]),
 }  # fmt: skip
 
@@ -235,37 +170,80 @@ def test_a_dialect(case: str, load: Run, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("values", "type_"),
+    ("date_format", "type_", "texts"),
     [
-        (["1", "", "-20"], "bigint"),
-        (["9223372036854775808"], "numeric"),
-        (["1", "2.50"], "numeric"),
-        (["01"], "text"),
-        (["+1"], "text"),
-        (["1e5"], "text"),
-        (["-0"], "text"),
-        (["1,5"], "text"),
-        (["NaN"], "text"),
-        (["true", "false"], "text"),
-        (["12:30"], "text"),
-        (["2026-01-05", "2024-02-29"], "date"),
-        (["2026-02-30"], "text"),
-        (["20260105"], "bigint"),
-        (["01/02/2026"], "text"),
-        (["2026-01-05 10:00", "2026-01-05T10:00:00.123456"], "timestamp without time zone"),
-        (["2026-01-05 10:00:00.1234567"], "text"),
-        (["2026-01-05", "2026-01-05 10:00"], "text"),
-        (["2026-01-05T10:00:00Z", "2026-01-05 10:00+0100"], "timestamp with time zone"),
-        (["2026-01-05 10:00:00 UTC", "2026-01-05 10:00:00.123456 UTC"], "timestamp with time zone"),
-        (["2026-01-05T10:00:00.0000000", "2026-01-05T10:00:00.1234560"], "timestamp without time zone"),
-        (["2026-01-05T10:00:00Z", "2026-01-05 10:00"], "text"),
-        ([""], "text"),
-        (["46085.5"], "numeric"),
+        (["%d.%m.%Y", "%d.%m.%Y %H:%M"], "date", {"05.03.2026": "2026-03-05"}),
+        (["%d.%m.%Y", "%d.%m.%Y %H:%M"], "timestamp", {"05.03.2026 14:30": "2026-03-05T14:30:00"}),
+        ("%G-W%V-%u", "date", {"2026-W10-4": "2026-03-05"}),
+        ("%d-%b-%y %I.%M %p", "timestamp", {"05-MAR-26 01.34 PM": "2026-03-05T13:34:00"}),
+        ([], "timestamptz", {"2026-03-05T14:30:00.1234560Z": "2026-03-05T14:30:00.123456+00:00"}),
+        ("%Y%m%d.%H%M%S%f", "timestamp", {"20260305.143059123456": "2026-03-05T14:30:59.123456"}),
+        ("%Y.%m%d%H%M%S.%f", "timestamp", {"2026.1212121212.1234567": "2026-12-12T12:12:12.123456"}),
+        (
+            "%Y-%m-%d %H:%M:%S.%f",
+            "timestamp",
+            {
+                "2026-03-05 14:30:00.9999999": "2026-03-05T14:30:00.999999",
+                "2026-03-05 14:30:00.5": "2026-03-05T14:30:00.5",
+            },
+        ),
+        (
+            "epoch",
+            "timestamptz",
+            {
+                **{"1772721240": "2026-03-05T14:34:00+00:00", "-86400": "1969-12-31T00:00:00+00:00"},
+                **{"1.7727E9": "2026-03-05T08:40:00+00:00", "2026-03-05 14:34Z": "2026-03-05T14:34:00+00:00"},
+                "1772721240.1234567": "2026-03-05T14:34:00.123456+00:00",
+            },
+        ),
+        (["epoch_us"], "timestamptz", {"1772721240123456": "2026-03-05T14:34:00.123456+00:00"}),
     ],
 )
-def test_a_type_is_a_guess_that_loses_nothing(values: list[str], type_: str, load: Run, rows: Rows) -> None:
-    load("\n".join(["id,a", *(f'{n},"{value}"' for n, value in enumerate(values))]).encode())
-    assert dict(rows(TYPES))["a"] == type_
+def test_times_by_a_format(
+    date_format: Any, type_: str, texts: dict[str, str], load: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGTZ", "UTC")
+    content = "".join(f"{number},{text}\n" for number, text in enumerate(texts))
+    found = load(f"id,a\n{content}".encode(), date_format=date_format, types={"a": type_})
+    assert found == [(str(number), read) for number, read in enumerate(texts.values())]
+
+
+GUESSES: list[tuple[list[str], str]] = [
+    (["1", "", "-20"], "bigint"),
+    (["9223372036854775808"], "numeric"),
+    (["1", "2.50"], "numeric"),
+    (["01"], "text"),
+    (["+1"], "text"),
+    (["1e5"], "text"),
+    (["-0"], "text"),
+    (["1,5"], "text"),
+    (["NaN"], "text"),
+    (["true", "false"], "text"),
+    (["12:30"], "text"),
+    (["2026-01-05", "2024-02-29"], "date"),
+    (["2026-02-30"], "text"),
+    (["20260105"], "bigint"),
+    (["01/02/2026"], "text"),
+    (["2026-01-05 10:00", "2026-01-05T10:00:00.123456"], "timestamp without time zone"),
+    (["2026-01-05 10:00:00.1234567"], "text"),
+    (["2026-01-05", "2026-01-05 10:00"], "text"),
+    (["2026-01-05T10:00:00Z", "2026-01-05 10:00+0100"], "timestamp with time zone"),
+    (["2026-01-05 10:00:00 UTC", "2026-01-05 10:00:00.123456 UTC"], "timestamp with time zone"),
+    (["2026-01-05T10:00:00.0000000", "2026-01-05T10:00:00.1234560"], "timestamp without time zone"),
+    (["2026-01-05T10:00:00Z", "2026-01-05 10:00"], "text"),
+    ([""], "text"),
+    (["46085.5"], "numeric"),
+]
+
+
+def test_a_type_is_a_guess_that_loses_nothing(load: Run, rows: Rows) -> None:
+    """Each of these lists is a column; a shorter one ends with nulls."""
+    names = [f"c{at}" for at in range(len(GUESSES))]
+    fields = zip_longest(*([f'"{value}"' for value in values] for values, _ in GUESSES), fillvalue="")
+    lines = [f"{number},{','.join(line)}" for number, line in enumerate(fields)]
+    load("\n".join([",".join(["id", *names]), *lines]).encode())
+    found = dict(rows(TYPES))
+    assert [(values, found[name]) for name, (values, _) in zip(names, GUESSES, strict=True)] == GUESSES
 
 
 # Refusals: the line, the column, what the value is, the remedy
@@ -279,47 +257,36 @@ NEEDS_DICTIONARY = bytes.fromhex("28b52ffd2339a2bd490c61000069642c760a312c616263
         (b"id,a\n1,x\n2,1.5\n", {"types": {"a": "numeric"}}, ["f.csv, line 2: column a: not a number", "null"]),
         (b"id,a\n1,1.234,56\n", {"types": {"a": "numeric"}}, ["line 2: 3 fields, but the header has 2", "quotes"]),
         (b"id;a\n1;1.234,56\n", {"types": {"a": "numeric"}}, ["line 2: column a:", 'decimal ","', 'thousands "."']),
-        (b"id;a\n1;1.23\n", {"types": {"a": "int"}, "thousands": ".", "decimal": ","}, ["column a: not a number"]),
         (b"id,a\n1,28/02/2026\n", {"types": {"a": "date"}}, ["line 2: column a: a date", "date_format"]),
-        (b"id,a\n1,03/04/26\n", {"types": {"a": "timestamp"}}, ["two formats read differently", "date_format"]),
         (b"id,a\n1,46085\n", {"types": {"a": "date"}}, ["column a: a number, not a date", '"excel"']),
         (b"id,a\n1,46085.5\n", {"types": {"a": "date"}, "date_format": "excel"}, ["column a: a time of day"]),
-        (b"id,a\n1,2026-01-05 10:00\n", {"types": {"a": "timestamptz"}}, ["column a: a time without", "timezone"]),
+        (b"id,a\n1,2026-01-05 10:00\n", {"types": {"a": "timestamptz"}}, ["a: a time without its zone", "timezone"]),
         (b"id,a\n1,2026-01-05 10:00Z\n", {"types": {"a": "timestamp"}}, ["column a: a time zone", "timestamptz"]),
-        (b"id,a\n1,2026-01-05 10:00\n", {"types": {"a": "date"}}, ["column a: a time of day", "timestamp"]),
         (b"id,a\n1,maybe\n", {"types": {"a": "boolean"}}, ["column a: not a boolean", "true and false"]),
-        (b"id,a\n1,x\n2\n", {}, ["line 3: 1 fields, but the header has 2; missing data for column a"]),
         (b"id,a\n1,2026-13-01\n", {"types": {"a": "date"}}, ["line 2: column a:", "out of range", "null"]),
         ("id,a\n1,x\n2,Łódź jest ładna\n".encode("cp1250"), {}, ["line 3", "0xA3, column a", "reads as cp1250"]),
-        ("id,a\n1,Москва\n".encode("koi8-r"), {}, ["line 2", "reads as koi8-r"]),
-        ("id,a\n1,Größe, schön und übel\n".encode("cp1252"), {}, ["line 2", "reads as cp1252"]),
-        ("id,a\n1,東京都の天気予報です\n".encode("shift_jis"), {}, ["line 2", "reads as shift_jis"]),
-        ("id,a\n1,北京市海淀区中关村\n".encode("gb18030"), {}, ["line 2", "reads as gb18030"]),
+        *(
+            (f"id,a\n1,{text}\n".encode(encoding), {}, ["line 2", f"reads as {encoding}"])
+            for encoding, text in {
+                **{"koi8-r": "Москва", "cp1252": "Größe, schön und übel", "cp850": "Größe schön und übel"},
+                **{"shift_jis": "東京タワー", "gb18030": "北京市海淀区中关村", "euc-kr": "서울특별시 강남구"},
+                "cp1253": "Αθήνα και Πάτρα",
+            }.items()
+        ),
         (b"id,a\n1,x\n", {"types": {"b": "text"}}, ["types: b should be among the columns of f.csv: id, a"]),
         (b"id,a\n1,x\n", {"select": ["b"]}, ["select: b should be among"]),
         (b"id,a\n1,x\n", {"columns": {"A": "b"}}, ["columns: A should be in the header, which has id, a"]),
         (b"id,a\n1,x\n", {"add": {"a": "now"}}, ["add: the files have a"]),
-        (b"id,a\n1,2026-01-05\n", {"types": {"a": "timestamptz"}}, ["column a: a time without its zone"]),
         (b"id,a\n1,x\n", {"key": ["b"]}, ["key: b should be among"]),
         (b"id,a\n1,x\n", {"select": ["a"]}, ["key: id should be among those of select: a"]),
         (b"id,a,a,\n1,x,y,z\n", {}, ["header: ", "column 4 has no name", 'columns 2 and 3 are named "a"', "snake"]),
         ("id,a\n1,x\n".encode("utf-16-le"), {}, ["f.csv, line 1: header: ", 'is the encoding "utf-16-le"']),
-        ("id,a\n1,서울특별시 강남구\n".encode("euc-kr"), {}, ["line 2", "reads as euc-kr"]),
-        ("id,a\n1,Αθήνα και Πάτρα\n".encode("cp1253"), {}, ["line 2", "reads as cp1253"]),
-        ("id,a\n1,東京タワー\n".encode("shift_jis"), {}, ["line 2", "reads as shift_jis"]),
-        (b'{"id": 1}\n', {}, ["f.csv is JSON"]),
         ("id,a\n1,x\n2,é\n".encode(), {"encoding": "cp1252"}, ["line 3: is utf-8 text, column a", "be utf-8"]),
-        (b"<!-- proxy --><html>", {}, ["f.csv is a page of HTML"]),
-        (b"[[1, 2]]", {}, ["f.csv is JSON"]),
-        (b"<?xml version='1.0'?><a/>", {}, ["f.csv is XML"]),
-        (b"%PDF-1.7\n", {}, ["f.csv is a PDF"]),
         (b"\xff\xfei\0d\0", {"encoding": "utf-8"}, ["byte order mark of utf-16"]),
         (bz2.compress(b"id\n1\n"), {}, ["f.csv is packed by bzip2", "unpack"]),
         (tarred(b"id\n1\n"), {}, ["f.csv is a tar archive", "unpack"]),
-        (b"id,a\n1,x\n" + bytes(512), {}, ["f.csv, line 3", "a zero byte"]),
         (gzip.compress(b"id,a\n1,x\n", mtime=0)[:-9], {}, ["f.csv: the packed file", "again"]),
         (b"id,a\n1,x\n", {"types": {"a": "text; DROP TABLE x"}}, ["types.a: should be a type"]),
-        (b"id,a\n1,x\n", {"types": {"a": "int PRIMARY KEY"}}, ["types.a: should be a type"]),
         (b"id,a\n1,x\n", {"types": {"a": "nosuch"}}, ['type "nosuch" does not exist']),
         (b"id,a\n1,x\n", {"decimal": ",", "thousands": ","}, ["thousands: should differ"]),
         *(
@@ -330,7 +297,6 @@ NEEDS_DICTIONARY = bytes.fromhex("28b52ffd2339a2bd490c61000069642c760a312c616263
         (b"id,a\n1,x\n", {"timezone": "Berlin"}, ["timezone: should be the name of a time zone"]),
         (b"id;a\n1;0.123\n", {"types": {"a": "numeric"}, "thousands": ".", "decimal": ","}, ["column a: not a number"]),
         ("id,a\n1,5\u200b\n".encode(), {"types": {"a": "int"}}, ["not a number because of the character U+200B"]),
-        (b"id,a\n1,1. Mai 2026\n", {"types": {"a": "date"}, "date_format": "%d. %B %Y"}, ["no format", "types can"]),
         (b"id,a\n1,1772668800\n", {"types": {"a": "timestamp"}}, ["column a: a number, not a date", "bigint"]),
         (b'id,a,b\n1,x,y\n2,"27" screen",5\n', {}, ["line 3: text behind the closing quote, column a;", "doubled"]),
         (b'id,a\n1,"say \\"yes\\" now"\n', {}, ["line 2: text behind the closing quote, column a;", "escape"]),
@@ -365,17 +331,13 @@ NEEDS_DICTIONARY = bytes.fromhex("28b52ffd2339a2bd490c61000069642c760a312c616263
         (b"id,a,b\n1,x,y\nTotal,3\n", {}, ["line 3: 2 fields", "missing data for column b", "skip_footer"]),
         (b"Bank;DE12\nid;a;b\n1;x;y\n", {"key": ["Bank"]}, ["line 2: 3 fields, but the header has 2", "skip_rows"]),
         (b"1\x01a\n", {"header": ["id", "a"]}, ["line 1: 1 fields", "is the delimiter right"]),
-        (b'{"id": 1}\n', {}, ['format should be "json"']),
+        (b'{"id": 1}\n', {}, ["f.csv is JSON", 'format should be "json"']),
         (zipped({"a": b"id\n1\n"}), {}, ["f.csv is a zip archive", 'format should be "excel"']),
-        (b"\x04\x22\x4d\x18id", {}, ["f.csv is packed by lz4", "unpack"]),
-        (b"\x1f\x9d\x90id", {}, ["f.csv is packed by compress", "unpack"]),
-        (b"Obj\x01\x04avro", {}, ["f.csv is an Avro file"]),
         (NEEDS_DICTIONARY, {}, ["f.csv: the packed file cannot be unpacked", "Dictionary"]),
-        (b"id,a\n1,2026-01-05 10:00:00.1234567\n", {"types": {"a": "timestamp"}}, ["column a: a time of more than"]),
+        (b"id,a\n1,2026-01-05 10:00:00.1234567\n", {"types": {"a": "timestamp"}}, ["a: a time of more", "%f in date"]),
         (b"id,a\n1,20260105100000\n", {"types": {"a": "timestamp"}}, ["column a: a number, not a date", "%Y%m%d"]),
         (b"id,a\n1,2026/01/05\n", {"types": {"a": "date"}}, ["column a: not a date", '"%Y/%m/%d"']),
         (b"id,a\n1,$5\n", {"types": {"a": "numeric"}}, ["column a: not a number because of the character $"]),
-        (b"id,a\n1,12 %\n", {"types": {"a": "int"}}, ["column a: not a number because of the character %"]),
         *(
             (b"id,a\n1," + text + b"\n", {"types": {"a": "int"}}, ["line 2: column a: a number with a", "numeric"])
             for text in (b"3.5", b"1.23E+12")
@@ -389,9 +351,6 @@ NEEDS_DICTIONARY = bytes.fromhex("28b52ffd2339a2bd490c61000069642c760a312c616263
         (b"id,a\n1,177266880000000000\n", {"types": {"a": "timestamptz"}, "date_format": "epoch"}, ["no format"]),
         (b"id,a\n1,1772668800\n", {"types": {"a": "timestamp"}, "date_format": "epoch"}, ["should have timestamptz"]),
         (b"id,a\n1,3. M\xc3\xa4rz 2026\n", {"types": {"a": "date"}, "date_format": "%d. %B %Y"}, ["English names"]),
-        (b"id,a\n1,2026-01-05 10:00:00.1234567\n", {"types": {"a": "timestamp"}}, ["%f in date_format"]),
-        (",".join(["id", *(f"c{n}" for n in range(100_000))]).encode(), {}, ["f.csv: 100001 columns", "select"]),
-        ("id,a\n1,Größe, schön und übel\n".replace(", ", " ").encode("cp850"), {}, ["line 2", "reads as cp850,"]),
         (b"id  a\n1\tx\n", {"widths": [3, 3]}, ["line 2: a tab", "blanks"]),
         (zipped({"mimetype": b"application/vnd.oasis.opendocument.spreadsheet"}), {}, ["of LibreOffice", ".xlsx"]),
         (b"<table><tr><td>1</td></tr></table>", {}, ["f.csv is XML", "save its table as .csv"]),
@@ -410,12 +369,6 @@ NEEDS_DICTIONARY = bytes.fromhex("28b52ffd2339a2bd490c61000069642c760a312c616263
 def test_a_refusal(content: bytes, args: dict[str, Any], reasons: list[str], refused: Refused) -> None:
     error = refused(content, **args)
     assert all(reason in error for reason in reasons), error
-
-
-def test_a_column_of_integers_becomes_wider_for_a_fraction(load: Run, rows: Rows) -> None:
-    rows("CREATE TABLE t (id int PRIMARY KEY, n int)")
-    assert load(b"id,n\n1,1.5\n2,1e2\n", schema_change="widen", types={"n": "numeric"})
-    assert rows("SELECT n::text FROM t ORDER BY id") == [("1.5",), ("100",)]
 
 
 @pytest.mark.parametrize(
@@ -500,23 +453,6 @@ def test_a_table_that_is_there_decides_the_types(load: Run, rows: Rows) -> None:
     assert load(b'id,n,d\n007,"1.234,5",2026-01-05\n', decimal=",", thousands=".") == [("007", "1234.5", "2026-01-05")]
 
 
-@pytest.mark.parametrize(
-    ("ddl", "reason"),
-    [
-        ("id int PRIMARY KEY, a text", "line 3: duplicate key .*; the table or the file has such a row already"),
-        ("id int, a text) PARTITION BY RANGE (id", "line 2: no partition .*; the table should have one"),
-        ("id int", "t should have the file's columns, but lacks a; schema_change"),
-    ],
-)
-def test_the_remedy_of_a_row_that_its_table_refuses_is_one(
-    ddl: str, reason: str, run: Run, rows: Rows, tmp_path: Path
-) -> None:
-    rows(f"CREATE TABLE t ({ddl})")
-    (tmp_path / "f.csv").write_text("id,a\n1,x\n1,y\n")
-    with pytest.raises(PermanentError, match=reason):
-        run("load.files", path="f.csv", table="t", mode="append")
-
-
 def test_a_column_of_a_domain_is_read_as_one_of_its_type(load: Run, rows: Rows) -> None:
     rows("CREATE DOMAIN date_only AS date; CREATE DOMAIN amount AS numeric(9,2) CHECK (value > 0)")
     rows("CREATE DOMAIN day AS date_only; CREATE TABLE t (id int PRIMARY KEY, d day, n amount)")
@@ -534,21 +470,6 @@ def folder(tmp_path: Path, **contents: str) -> None:
         path = tmp_path / "in" / name.replace("__", "/").replace("_csv", ".csv")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
-
-
-def test_files_of_a_folder_are_one_load(run: Run, rows: Rows, tmp_path: Path) -> None:
-    folder(tmp_path, **{"~$a.xlsx": "\5user"})
-    folder(
-        tmp_path, a_csv="id,x\n1,a\n2,b\n", b_csv="x;id\nc;3\n", sub__c_csv="x,id\nd,4\n", _SUCCESS="", **{".hid": "?"}
-    )
-    done = run("load.files", path="in", table="t", key=["id"], add={"of": "file"})
-    assert rows("SELECT id, x, of FROM t ORDER BY id") == [
-        (1, "a", "in/a.csv"),
-        (2, "b", "in/a.csv"),
-        (3, "c", "in/b.csv"),
-        (4, "d", "in/sub/c.csv"),
-    ]
-    assert done[-1]["processed"] == 4
 
 
 def test_the_folder_of_a_file_is_a_column_and_those_above_the_data_are_none(
@@ -601,15 +522,11 @@ def test_a_folder_with_two_readings_is_refused(run: Run, tmp_path: Path) -> None
         run("load.files", path="day=*/*", table="t", key=["id"], types={"day": "date"})
 
 
-def test_a_pattern(run: Run, rows: Rows, tmp_path: Path) -> None:
-    folder(tmp_path, a_csv="id\n1\n", b_csv="id\n2\n", note_txt="no data\n")
-    run("load.files", path="in/*.csv", table="t", key=["id"])
-    assert rows("SELECT id FROM t ORDER BY id") == [(1,), (2,)]
-
-
 @pytest.mark.parametrize("path", ["in/_new", "in/_new/*.csv", "in/_new/[xy].csv"])
 def test_what_a_path_names_is_data_by_any_name(path: str, run: Run, rows: Rows, tmp_path: Path) -> None:
-    folder(tmp_path, **{"_new/x.csv": "id\n1\n", "_new/_y.csv": "id\n2\n", "_new/.z.csv": "id\n3\n"})
+    folder(
+        tmp_path, **{"_new/x.csv": "id\n1\n", "_new/_y.csv": "id\n2\n", "_new/.z.csv": "id\n3\n", "_new/~$w.csv": "?"}
+    )
     run("load.files", path=path, table="t", key=["id"])
     assert rows("SELECT id FROM t") == [(1,)]
 
@@ -660,10 +577,9 @@ def test_a_load_fails_for_now_where_a_file_was_replaced_before_its_turn(
 
 def test_an_error_names_the_file_and_its_line(run: Run, tmp_path: Path) -> None:
     folder(tmp_path, a_csv="id,n\n1,1\n2,2\n", b_csv='id,n\n3,"3"\n4,x\n', c_csv="id,n\n5,5\n")
-    with pytest.raises(PermanentError, match=r"in/b.csv, line 3: column n: not a number"):
-        run("load.files", path="in", table="t", key=["id"], types={"n": "int"})
-    with pytest.raises(PermanentError, match=r"in/b.csv, line 3: column n: not a number"):
-        run("load.files", path="in", table="t", key=["id"], types={"n": "int"}, batch_rows=1)
+    for batch_rows in (1, 20_000):
+        with pytest.raises(PermanentError, match=r"in/b.csv, line 3: column n: not a number"):
+            run("load.files", path="in", table="t", key=["id"], types={"n": "int"}, batch_rows=batch_rows)
     folder(tmp_path, b_csv="id,n\n3,3\n4,99999999999\n")
     with pytest.raises(PermanentError, match=r"in/b.csv, line 3: .*out of range for type integer"):
         run("load.files", path="in", table="t", key=["id"], types={"n": "int"})
@@ -681,19 +597,6 @@ def test_members_of_an_archive(load: Run, refused: Refused) -> None:
     assert "has no such member; it has x/a.csv" in refused(zipped(members), "f.zip", member="c.csv")
     assert load(zipped(members), "f.zip", member="x/b*") == [("2", "y")]
     assert sorted(load(zipped(members), "f.zip")) == [("1", "x"), ("2", "y")]
-
-
-def test_the_directory_of_an_archive_is_read_once(load: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    packed, opened = zipped({f"{n}.csv": f"id\n{n}\n".encode() for n in range(9)}), []
-
-    class Counted(zipfile.ZipFile):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            opened.append(args)
-            super().__init__(*args, **options)
-
-    monkeypatch.setattr(zipfile, "ZipFile", Counted)
-    assert len(load(packed, "f.zip")) == 9
-    assert len(opened) == 1
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
@@ -747,24 +650,20 @@ def test_headers_within_a_file_are_skipped_and_counted(job: Load, tmp_path: Path
     assert (result["processed"], result["repeated_headers"]) == (2 * len(names), 2 * len(names))
 
 
-@pytest.mark.parametrize("kind", ["csv.gz", "json.gz", "zip"])
+@pytest.mark.parametrize("kind", ["json.gz", "zip"])
 def test_the_expected_rows_of_a_packed_file_are_by_its_packed_bytes(
     kind: str, job: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(csv_table, "PART_BYTES", 100_000)
     chance, number = random.Random(7), 20_000
     notes = [chance.randbytes(200).hex() for _ in range(number)]
-    text = "id,note\n" + "".join(f"{n},{note}\n" for n, note in enumerate(notes))
     if kind == "json.gz":
         text = "".join(f'{{"id": {n}, "note": "{note}"}}\n' for n, note in enumerate(notes))
-    others = {f"{name}.csv": chance.randbytes(4_000_000) for name in ("a", "z")}
-    packed = gzip.compress(text.encode())
-    if kind == "zip":
-        deflated = io.BytesIO()
-        with zipfile.ZipFile(deflated, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, content in {"a.csv": others["a.csv"], "m.csv": text.encode(), "z.csv": others["z.csv"]}.items():
-                archive.writestr(name, content)
-        packed = deflated.getvalue()
+        packed = gzip.compress(text.encode())
+    else:
+        text = "id,note\n" + "".join(f"{n},{note}\n" for n, note in enumerate(notes))
+        before, behind = chance.randbytes(4_000_000), chance.randbytes(4_000_000)
+        packed = zipped({"a.csv": before, "m.csv": text.encode(), "z.csv": behind}, zipfile.ZIP_DEFLATED)
     (tmp_path / f"f.{kind}").write_bytes(packed)
     args = {"path": f"f.{kind}", "table": "t", "key": ["id"], "batch_rows": 1000}
     result = job("load.files", args | ({"member": "m.csv"} if kind == "zip" else {}))

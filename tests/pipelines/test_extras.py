@@ -1,65 +1,44 @@
-"""Tasks that need a library of an extra: what they say without it, and that a farm without such jobs imports none."""
+"""Tasks and formats that need a library of an extra: what they say without it, and that a farm imports none early."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-CODE = """
-import sys
-sys.modules[{library!r}] = None
-from dataloader import pipelines
-pipelines.load(())
-lazy = {{"httpx", "dask", "ray", "pyarrow", "dataloader.pipelines.engines.over_http"}} - {{{library!r}}}
-assert not lazy & set(sys.modules)
-assert "run.ray" in pipelines.tasks() and {task!r} not in pipelines.tasks()
-try:
-    pipelines.resolve({task!r})
-except pipelines.UnknownTask as e:
-    print(e)
-"""
-
-
-@pytest.mark.parametrize(
-    ("task", "library", "extra"),
-    [
-        ("load.parquet", "pyarrow", "parquet"),
-        ("run.dask", "distributed", "dask"),
-    ],
-)
-def test_without_its_library_a_task_says_what_to_install(task: str, library: str, extra: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CODE.format(task=task, library=library)], capture_output=True, text=True
-    )
-    advice = f"it needs {library}: pip install 'dataloader-farm[{extra}]'"
-    assert (done.stdout, done.stderr) == (f"the pipeline {task!r} is not installed here: {advice}\n", "")
-
-
-FILES = """
+ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+LIBRARIES = {"f.parquet": "pyarrow", "f.orc": "pyarrow", "f.xlsx": "python_calamine", "f.csv.zst": ZSTD}
+CODE = f"""
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-sys.modules[{library!r}] = None
+sys.modules |= dict.fromkeys(["pyarrow", "distributed", "python_calamine", {ZSTD!r}])  # their imports fail
+from dataloader import pipelines
 from dataloader.pipelines import PermanentError, files
-try:
-    files.opener(files.Entry(Path({folder!r}), {name!r}), files.Files(path="f", table="t", key=["id"]), ExitStack())
-except PermanentError as e:
-    print(e)
+pipelines.load(())
+assert not {{"httpx", "dask", "ray", "dataloader.pipelines.engines.over_http"}} & set(sys.modules)
+assert "run.ray" in pipelines.tasks()
+for task in ("load.parquet", "run.dask"):
+    assert task not in pipelines.tasks()
+    try:
+        pipelines.resolve(task)
+    except pipelines.UnknownTask as e:
+        print(e)
+for name in {[*LIBRARIES]}:
+    try:
+        files.opener(files.Entry(Path(), name), files.Files(path="f", table="t", key=["id"]), ExitStack())
+    except PermanentError as e:
+        print(e)
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "library"),
-    [
-        ("f.parquet", "pyarrow"),
-        ("f.orc", "pyarrow"),
-        ("f.xlsx", "python_calamine"),
-        ("f.csv.zst", "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"),
-    ],
-)
-def test_without_its_library_a_format_says_what_to_install(tmp_path: Path, name: str, library: str) -> None:
-    (tmp_path / name).write_bytes(b"\x28\xb5\x2f\xfd")
-    code = FILES.format(library=library, folder=str(tmp_path), name=name)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == (f"format: needs {library}: pip install 'dataloader-farm[files]'\n", "")
+def test_without_its_library_a_task_or_a_format_says_what_to_install(tmp_path: Path) -> None:
+    for name in LIBRARIES:
+        (tmp_path / name).write_bytes(b"\x28\xb5\x2f\xfd")
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.stderr, done.stdout.splitlines()) == (
+        "",
+        [
+            f"the pipeline '{task}' is not installed here: it needs {library}: pip install 'dataloader-farm[{extra}]'"
+            for task, library, extra in (("load.parquet", "pyarrow", "parquet"), ("run.dask", "distributed", "dask"))
+        ]
+        + [f"format: needs {library}: pip install 'dataloader-farm[files]'" for library in LIBRARIES.values()],
+    )

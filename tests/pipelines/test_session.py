@@ -14,7 +14,6 @@ from judging import Load, fails_for_good
 from serving import Handler, Server
 
 from dataloader.pipelines import Context, register
-from dataloader.pipelines.session import BadStatus
 
 pytestmark = pytest.mark.usefixtures("own_registry")
 ROWS = [{"id": n} for n in range(7)]
@@ -142,11 +141,6 @@ def test_a_cursor_that_stays_is_read_up_to_an_empty_page_but_not_for_ever(ask: A
     fails_for_good(ask(read_by_cursor, http=pages_of([first, second])), error)
 
 
-def test_an_api_that_does_not_know_the_parameter_of_a_page_is_not_asked_for_ever(ask: Ask) -> None:
-    result = ask(lambda context: [*context.http.pages("https://shop.example/x", "page")], http=pages_of([[1]]))
-    fails_for_good(result, "two pages in turn are equal; does it give pages by page?")
-
-
 @pytest.mark.parametrize("body", ['{"rows": [{"id": 1, "canary', "<html>canary</html>", ""])
 def test_an_answer_that_is_no_json_is_asked_for_again(ask: Ask, body: str) -> None:
     assert ask(read_by_cursor, http=pages_of([body, {"rows": [1]}]), max_attempts=2).result == [[1]]
@@ -185,19 +179,6 @@ def test_other_statuses_are_tried_again_where_that_may_help(
     assert (result.status, result.attempts) == ("failed", attempts)
     assert error in result.error
     assert "canary" not in result.error
-
-
-def test_a_status_can_be_asked_for(ask: Ask, api: Api) -> None:
-    api.first["/any"] = [(404, {})]
-
-    def get(context: Context) -> int:
-        try:
-            context.http.get(f"{api.url}/any")
-        except BadStatus as e:
-            return e.status
-        return 0
-
-    assert ask(get).result == 404
 
 
 def test_no_request_goes_to_internal_addresses_or_follows_a_link_elsewhere(ask: Ask, api: Api) -> None:

@@ -320,10 +320,17 @@ def test_an_mlx_node_gets_no_more_requests_than_its_places(
     assert ask(model=MLX_MODEL).status == "succeeded"
 
 
-def test_a_model_that_was_pulled_since_the_last_scan_is_found(ask: Ask, ollama: FakeNode) -> None:
-    ask()
+def test_a_scan_counts_for_a_minute_or_until_a_model_is_missed(
+    ask: Ask, ollama: FakeNode, settings: pytest.MonkeyPatch
+) -> None:
+    def scans() -> int:
+        return [path for path, _ in ollama.asked].count("/api/tags")
+
+    assert [(ask().status, scans()) for _ in range(2)] == [("succeeded", 1)] * 2
     ollama.models += ("phi4:14b",)
-    assert ask(model="phi4:14b").value["model"] == "phi4:14b"
+    assert (ask(model="phi4:14b").value["model"], scans()) == ("phi4:14b", 2)
+    settings.setattr(llm, "KEPT_SEC", 0.0)
+    assert (ask().status, scans()) == ("succeeded", 3)
 
 
 def test_a_model_in_memory_is_preferred(ask: Ask, ollama: FakeNode) -> None:

@@ -5,6 +5,7 @@ import csv
 import io
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from psycopg.rows import scalar_row
 
 from dataloader.pipelines import Context, PermanentError, csv_table, resolve, steps
 
+OURAIRPORTS = Path(__file__).parent.parent / "data" / "ourairports"
 LOAD = {"table": "t", "key": ["id"]}
 Refused = Callable[..., str]
 
@@ -80,6 +82,19 @@ def test_only_what_differs_is_rewritten(load: Run, rows: Rows) -> None:
     assert after[1] == before[1]
     assert after[2] != before[2]
     assert rows("SELECT id, b::text, kept FROM t ORDER BY id") == [(1, "1.0", "yes"), (2, "5", "yes"), (3, "6", "yes")]
+
+
+@pytest.mark.parametrize("name", ["countries", "runways"])
+def test_a_real_file_twice(name: str, run: Run, rows: Rows, tmp_path: Path) -> None:
+    shutil.copy(OURAIRPORTS / f"{name}.csv", tmp_path)
+    expected = (tmp_path / f"{name}.csv").read_bytes().count(b"\n") - 1
+    args = {"path": f"{name}.csv", "table": name, "key": ["id"]}
+    first = run("load.csv", **args)
+    versions = rows(f"SELECT id, xmin, ctid FROM {name} ORDER BY id")
+    assert run("load.csv", **args) == first
+    assert rows(f"SELECT id, xmin, ctid FROM {name} ORDER BY id") == versions
+    assert len(versions) == expected
+    assert first[-1] == {"processed": expected, "total": expected, "phase": "merging"}
 
 
 def test_the_last_of_equal_keys_counts(load: Run, rows: Rows) -> None:

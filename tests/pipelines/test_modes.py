@@ -325,6 +325,20 @@ def test_arguments_that_make_no_sense(load: Load, rows: Rows, args: dict[str, An
 # --- the log, and ends ---
 
 
+def test_equal_rows_write_no_log(load: Load, rows: Rows, dsn: str) -> None:
+    text = "id,a\n" + "".join(f"{n},{'x' * 100}\n" for n in range(20_000))
+    load(text, key=["id"])
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        written = []
+        while not written or (min(written) > 1_000_000 and len(written) < 20):  # other tests of this server write too
+            before = conn.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
+            assert counts(load(text, key=["id"])) == {"unchanged": 20_000}
+            assert conn.execute("SELECT sum(xmax::text::bigint) FROM t").fetchone() == (0,)
+            assert before is not None
+            written += conn.execute("SELECT pg_current_wal_insert_lsn() - %s::pg_lsn", before).fetchone() or ()
+    assert min(written) < 1_000_000  # the rows alone are 2.5 MB
+
+
 BEFORE = {
     "scd2": "CREATE TABLE t (id int, day date, n int, valid_from timestamptz, valid_to timestamptz, is_current bool)",
     "merge": "CREATE TABLE t (id int PRIMARY KEY, day date, n numeric, deleted_at timestamptz)",

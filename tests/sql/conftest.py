@@ -41,8 +41,7 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 # Their tests hold for the short claim, after which dl_step makes way, and for dl_step alone.
 OF_CLAIMS = {
-    f"test_{name}"
-    for name in ("claim", "ends", "interleavings", "lease", "lock", "locked_rows", "order", "park", "set_aside", "step")
+    f"test_{name}" for name in ("claim", "interleavings", "lock", "locked_rows", "order", "park", "set_aside", "step")
 }
 
 

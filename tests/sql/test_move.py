@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hands import PATIENCE, Conn, Worker, Workers, enqueue, ids, locked, many, plain, started, step, until
+from hands import PATIENCE, Conn, Worker, Workers, enqueue, ids, locked, plain, started, step, until
 from readings import keys_held, row, state, value
 
 from dataloader.queue import db, lifecycle, operations
@@ -122,13 +122,6 @@ def test_a_move_makes_its_own_parked_keys_ready_and_looks_at_no_others(conn: Con
     assert {row(conn, job_id)["blocked_on"] for job_id in jobs} == {None}
     assert row(conn, elsewhere)["blocked_on"] == "key"
     assert in_order(worker) == [jobs[0], jobs[1], jobs[2], there]
-
-
-def test_at_most_a_thousand_in_a_transaction(conn: Conn) -> None:
-    many(conn, 2_500, "k%s")
-    steps = move(conn)
-    assert steps == [1_000, 1_000, 500, 0]
-    assert value(conn, "SELECT max(n) FROM (SELECT count(*) AS n FROM dl_jobs GROUP BY xmin) by_transaction") == 1_000
 
 
 def test_nothing_starts_before_all_have_moved(conn: Conn, worker: Worker) -> None:
@@ -321,15 +314,6 @@ def test_a_job_of_any_status_tells_that_a_move_is_not_over(conn: Conn, status: s
     plain(conn, queue="z", status=status)
     with pytest.raises(operations.Conflict, match="z is paused by a queue move to fourth and has jobs left"):
         operations.move(conn, "fourth", "b2", BY)
-
-
-def test_a_move_that_is_over_hinders_none_on(conn: Conn, worker: Worker) -> None:
-    job_id = enqueue(conn)
-    plain(conn, status="succeeded")
-    operations.pause(conn, "to", "night")
-    move(conn)
-    assert move(conn, "to", "third") == [1, 0]
-    assert in_order(worker, "third") == [job_id]
 
 
 def test_a_move_under_work_breaks_no_order(conn: Conn, dsn: str) -> None:

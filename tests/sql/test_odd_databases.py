@@ -43,16 +43,6 @@ def test_producers_and_foreign_workers_need_no_search_path(empty_db: str) -> Non
         assert ours.take("b").job_id == waits
 
 
-def test_two_queues_in_two_schemas_of_one_database_do_not_mix(empty_db: str) -> None:
-    for schema in ("one", "two"):
-        migrations.migrate(empty_db, schema)
-    one, two = Worker(empty_db, "host:1:boot", "one"), Worker(empty_db, "host:2:boot", "two")
-    with one.conn, two.conn:
-        enqueue(one.conn)
-        assert two.claim().job is None
-        assert one.take()
-
-
 def test_a_schema_that_was_renamed_is_noticed_and_its_functions_are_written_anew(empty_db: str) -> None:
     migrations.migrate(empty_db, "jobs1")
     with db.connect(empty_db, name="test", schema="jobs1") as conn:

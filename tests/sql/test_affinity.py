@@ -36,40 +36,31 @@ def models(step: Step) -> str:
 
 
 @pytest.mark.parametrize(
-    ("queued", "warm", "elsewhere", "then"),
+    ("queued", "how", "then"),
     [
-        ("abab", None, "", "a"),
-        ("abab", "b", "", "b"),
-        ("abab", "ba", "", "a"),
-        ("ab.", "c", "", "."),
-        ("abb", "c", "", "b"),
-        ("abb", "", "", "b"),
-        ("abb", "c", "b", "a"),
-        ("abba", "c", "", "a"),
-        ("abb", "c", "ab", "b"),
-        ("...", "a", "", "."),
+        ("abab", {"warm": None}, "a"),
+        ("abab", {"warm": "b"}, "b"),
+        ("abab", {"warm": "ba"}, "a"),
+        ("ab.", {"warm": "c"}, "."),
+        ("abb", {"warm": "c"}, "b"),
+        ("abb", {"warm": ""}, "b"),
+        ("abb", {"warm": "c", "elsewhere": "b"}, "a"),
+        ("abba", {"warm": "c"}, "a"),
+        ("abb", {"warm": "c", "elsewhere": "ab"}, "b"),
+        ("...", {"warm": "a"}, "."),
+        ("ab.cba", {"warm": "a", "most": 10}, "a.a"),
+        ("bcbca", {"warm": "a", "lookahead": 5}, "a"),
+        ("bcbca", {"warm": "a", "lookahead": 4}, "b"),
     ],
 )
-def test_which_job_a_claim_takes(
-    conn: Conn, worker: Worker, queued: str, warm: str | None, elsewhere: str, then: str
-) -> None:
-    """A warm one or one without a key; else one of most jobs, which no sibling has warm; of equals the oldest."""
+def test_which_jobs_a_claim_takes(conn: Conn, worker: Worker, queued: str, how: dict[str, Any], then: str) -> None:
+    """A warm one or one without a key; else one of most jobs, which no sibling has warm; of equals the oldest.
+
+    A claim of many takes what is warm and nothing else; and none looks farther than it may.
+    """
     jobs(conn, queued)
-    assert models(claim(worker, warm, elsewhere)) == then
-
-
-def test_a_claim_of_many_takes_what_is_warm_and_nothing_else(conn: Conn, worker: Worker) -> None:
-    jobs(conn, "ab.cba")
-    found = claim(worker, "a", most=10)
-    assert models(found) == "a.a"
-    assert len(keys_held(conn)) == 3
-
-
-def test_a_claim_looks_no_farther_than_it_may(conn: Conn, worker: Worker) -> None:
-    jobs(conn, "bcbca")
-    assert models(claim(worker, "a", lookahead=5)) == "a"
-    jobs(conn, "a")
-    assert models(claim(worker, "a", lookahead=4)) == "b"
+    assert models(claim(worker, **how)) == then
+    assert len(keys_held(conn)) == len(then)
 
 
 @pytest.mark.parametrize(("worse", "better", "warm"), [("aa", "b", "a"), ("ccc", "abb", "")])

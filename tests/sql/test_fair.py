@@ -98,16 +98,6 @@ def test_the_shares_of_the_field_start_in_turns(conn: Conn, worker: Worker, by: 
     assert all(len(set(found[at : at + 3])) == 3 for at in range(0, 18, 3)), found
 
 
-def test_a_share_of_before_has_no_claim_on_the_time_when_it_wanted_nothing(conn: Conn, worker: Worker) -> None:
-    share_out(conn)
-    add_all(conn, *[{"partition_key": "busy"}] * 40)
-    enqueue(conn, partition_key="rare")
-    order(worker, 31)  # 30 turns in which it had no job
-    add_all(conn, *[{"partition_key": "rare"}] * 10)
-    found = order(worker, 10)
-    assert found.count("busy") >= 4, found
-
-
 @pytest.mark.parametrize(
     "older", [{"queue": "other"}, {"priority": 1}, {"deadline": after(5)}], ids=["queue", "priority", "deadline"]
 )
@@ -140,7 +130,10 @@ def test_jobs_without_a_producer_are_one_share(conn: Conn, worker: Worker) -> No
 
 
 @pytest.mark.parametrize("by", ["partition_key", "producer"])
-def test_a_backlog_is_shared_by_the_field_each_share_in_its_order(conn: Conn, worker: Worker, by: str) -> None:
+def test_a_backlog_is_shared_by_the_field_each_share_in_its_order(
+    conn: Conn, worker: Worker, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    monkeypatch.setattr(operations, "TURNS_AT_ONCE", 3)
     big = add_all(conn, *[{by: "big"}] * 5)
     small, none = enqueue(conn, **{by: "small"}), enqueue(conn)
     share_out(conn, by)
@@ -171,14 +164,6 @@ def test_a_backlog_has_its_turns_when_its_queue_becomes_fair(conn: Conn, worker:
     assert row(conn, dated)["share"] is None
     assert order(worker, 1, "job_id") == [dated]
     assert "small" in order(worker, 2)
-
-
-def test_a_backlog_of_many_bunches_has_its_turns(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations, "TURNS_AT_ONCE", 3)
-    add_all(conn, *[{"partition_key": "ab"[at % 2]} for at in range(10)])
-    share_out(conn)
-    found = conn.execute("SELECT partition_key FROM dl_jobs ORDER BY turn_at, created_at").fetchall()
-    assert all({a, b} == {("a",), ("b",)} for a, b in zip(found[::2], found[1::2], strict=True)), found
 
 
 def test_jobs_that_were_scheduled_have_their_turns_when_they_are_due(conn: Conn, worker: Worker) -> None:

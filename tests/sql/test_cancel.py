@@ -7,9 +7,11 @@ from hands import Conn, Worker, Workers, enqueue, heard, journal, kinds, plain, 
 from dataloader.queue import lifecycle
 
 
-def test_v12_a_queued_job_is_canceled_at_once_and_never_starts(conn: Conn, worker: Worker) -> None:
+def test_v12_a_queued_job_is_canceled_at_once_tells_nobody_and_never_starts(conn: Conn, worker: Worker) -> None:
     job_id = enqueue(conn)
+    worker.notes()
     status = lifecycle.request_cancel(conn, job_id)
+    assert (heard(worker.conn, "dl_cancel"), worker.notes()) == ([], [])
     assert (status["status"], status["attempt"]) == ("canceled", 0)
     assert status["finished_at"] is not None
     assert journal(conn, job_id)[-1] == ("canceled", {"attempt": 0, "by": "request"})
@@ -41,15 +43,20 @@ def test_a_running_job_is_told_by_its_row_and_by_a_notification(conn: Conn, work
     assert worker.finish(job, "cancel") == "canceled"
 
 
-def test_j2_a_cancel_that_meets_a_claim_tells_the_started_run(conn: Conn, workers: Workers) -> None:
-    one = workers()
+LEFT = {"claim": "running", "succeed": "succeeded", "fail": "failed", "retry": "canceled", "hand_back": "canceled"}
+
+
+@pytest.mark.parametrize("step", LEFT)
+def test_j2_a_cancel_that_meets_an_open_step_acts_on_what_that_has_left(
+    conn: Conn, worker: Worker, dsn: str, step: str
+) -> None:
     job_id = enqueue(conn)
-    with psycopg.connect(conn.info.dsn, autocommit=True) as api:
-        with one.conn.transaction():
-            one.take()
-            with started(lambda: lifecycle.request_cancel(api, job_id), api.info.backend_pid, conn) as cancel:
-                one.conn.execute("COMMIT; BEGIN")
-                assert cancel.result()["status"] == "running"
-        assert row(conn, job_id)["cancel_requested"]
-    assert heard(one.conn, "dl_cancel") == [str(job_id)]
-    assert kinds(conn, job_id) == ["queued", "picked", "cancel_requested"]
+    job = None if step == "claim" else worker.take()
+    with psycopg.connect(dsn, autocommit=True) as api, worker.conn.transaction():
+        worker.finish(job, step) if job else worker.take()
+        with started(lambda: lifecycle.request_cancel(api, job_id), api.info.backend_pid, conn) as cancel:
+            worker.conn.execute("COMMIT; BEGIN")
+            assert cancel.result()["status"] == LEFT[step]
+    assert row(conn, job_id)["cancel_requested"] == (LEFT[step] in ("running", "canceled"))
+    assert heard(worker.conn, "dl_cancel") == [str(job_id)] * (step == "claim")
+    assert kinds(conn, job_id)[-1] == {"claim": "cancel_requested", "succeed": "done"}.get(step, LEFT[step])

@@ -4,10 +4,9 @@ import select
 import socket
 from collections.abc import Iterator
 
-import psycopg
 import pytest
 from foreign import Foreign
-from hands import Conn, Worker, Workers, enqueue, expire, heard, kinds, locked, many, plain, quietly, row, value
+from hands import Conn, Worker, enqueue, expire, kinds, locked, plain, quietly, row, value
 from patience import PATIENCE, until
 
 from dataloader.queue import db, lifecycle
@@ -45,11 +44,6 @@ def test_rows_that_are_not_queued_tell_nobody_and_are_never_woken(conn: Conn, ea
     assert (ear.notes(), lifecycle.wake(conn, 100)) == ([], 0)
 
 
-def test_d1_one_transaction_tells_a_queue_once(conn: Conn, ear: Worker) -> None:
-    many(conn, 1_000, queue="'q' || i % 2")
-    assert sorted(ear.notes()) == ["q0", "q1"]
-
-
 def test_an_update_of_its_time_or_back_to_the_queue_tells_the_queue(conn: Conn, ear: Worker) -> None:
     plain(conn, in_sec=60)
     for change, told in (
@@ -64,44 +58,20 @@ def test_an_update_of_its_time_or_back_to_the_queue_tells_the_queue(conn: Conn, 
         assert ear.notes() == told, change
 
 
-def test_claim_beat_and_finish_tell_nobody_when_nobody_waits(conn: Conn, worker: Worker, ear: Worker) -> None:
-    for verb in ("succeed", "fail", "cancel"):
+def test_a_run_tells_nobody_but_when_its_job_comes_back(conn: Conn, worker: Worker, ear: Worker) -> None:
+    for verb, told in {"succeed": [], "fail": [], "cancel": [], "retry": ["q"], "hand_back": ["q"]}.items():
+        conn.execute("DELETE FROM dl_jobs")
         plain(conn)
         ear.notes()
         job = worker.take()
         lifecycle.beat(worker.conn, [job], '{"p": 1}', True)
         lifecycle.keep(worker.conn, [job.job_id], [job.attempt], job.claimed_by)
-        worker.finish(job, verb)
         assert ear.notes() == []
-
-
-def test_jobs_that_come_back_tell_their_queue(conn: Conn, worker: Worker, ear: Worker) -> None:
-    plain(conn, queue="a")
-    for verb in ("retry", "hand_back"):
-        ear.notes()
-        worker.finish(worker.take("a"), verb)
-        assert ear.notes() == ["a"]
-    expire(conn, worker.take("a").job_id)
+        worker.finish(job, verb)
+        assert ear.notes() == told, verb
+    expire(conn, worker.take().job_id)
     assert lifecycle.reap(conn)
-    assert ear.notes() == ["a"]
-
-
-def test_a_finish_tells_only_the_queues_that_wait_for_its_key(conn: Conn, workers: Workers, ear: Worker) -> None:
-    """The claim that has parked their rows told nobody, for none of them was free."""
-    one, two, waiting = workers(), workers(), workers()
-    plain(conn, queue="a", lock_key="k"), plain(conn, queue="a", lock_key="l")
-    job, other = one.take("a"), two.take("a")
-    for name, key in (("b", "k"), ("b", "k"), ("c", "k"), ("d", "l"), ("e", "free")):
-        plain(conn, queue=name, lock_key=key)
-    ear.notes()
-    for name in "bcd":
-        assert waiting.claim(name).job is None
-    assert value(conn, "SELECT array_agg(queue ORDER BY queue) FROM dl_jobs WHERE blocked_on = 'key'") == [*"bbcd"]
-    assert ear.notes() == []
-    one.finish(job)
-    assert sorted(ear.notes()) == ["b", "c"]
-    two.finish(other)
-    assert ear.notes() == ["d"]
+    assert ear.notes() == ["q"]
 
 
 def test_a_foreign_claims_refusal_tells_its_queue(conn: Conn, dsn: str, ear: Worker) -> None:
@@ -112,23 +82,6 @@ def test_a_foreign_claims_refusal_tells_its_queue(conn: Conn, dsn: str, ear: Wor
     assert other.claim() is None
     other.conn.close()
     assert ear.notes() == ["q"]
-
-
-def test_d11_the_longest_queue_name_that_can_be_told(conn: Conn, ear: Worker) -> None:
-    """A notification has room for 7,999 octets, and the table takes no name that is near to them."""
-    name = "q" * 512
-    plain(conn, queue=name)
-    assert ear.notes() == [name]
-    with pytest.raises(psycopg.errors.CheckViolation):
-        plain(conn, queue=name + "q")
-
-
-def test_a_cancellation_of_a_queued_job_tells_no_worker(conn: Conn, ear: Worker) -> None:
-    job_id = enqueue(conn)
-    ear.notes()
-    lifecycle.request_cancel(conn, job_id)
-    assert heard(ear.conn, "dl_cancel") == []
-    assert ear.notes() == []
 
 
 def come_due(conn: Conn) -> None:
@@ -151,75 +104,32 @@ def test_due_rows_of_every_queue_wake_and_their_sleepers_are_told_once(conn: Con
     assert worker.notes() == []
 
 
-def test_rows_whose_time_comes_at_one_instant_wake_in_the_order_of_the_claim(conn: Conn) -> None:
-    """A claim wakes some at a time; whatever woke first would start first."""
+def test_each_queue_wakes_some_rows_by_their_times_and_those_of_one_time_in_the_order_of_the_claim(conn: Conn) -> None:
+    """Whatever woke first would start first."""
     with conn.transaction():
-        last, second, first = (plain(conn, in_sec=60, priority=n, made_sec=s) for n, s in ((2, 0), (1, 0), (1, -5)))
+        third, second, first = (plain(conn, in_sec=60, priority=n, made_sec=s) for n, s in ((2, 0), (1, 0), (1, -5)))
+        last = plain(conn, in_sec=61, priority=0)
     with quietly(conn):
-        conn.execute("UPDATE dl_jobs SET available_at = now() - interval '1 s'")
-    for woken in (first, second, last):
-        assert row(conn, woken)["blocked_on"] == "time"
-        assert lifecycle.wake(conn, 1) == 1
-        assert row(conn, woken)["blocked_on"] is None
+        conn.execute("UPDATE dl_jobs SET available_at = available_at - interval '70 s'")
+    for number, woken in enumerate((first, second, third, last)):
+        elsewhere = plain(conn, queue=f"other {number}", in_sec=60)
+        with quietly(conn):
+            conn.execute("UPDATE dl_jobs SET available_at = now() WHERE job_id = %s", (elsewhere,))
+        assert [row(conn, job_id)["blocked_on"] for job_id in (woken, elsewhere)] == ["time"] * 2
+        assert lifecycle.wake(conn, 1) == 2
+        assert [row(conn, job_id)["blocked_on"] for job_id in (woken, elsewhere)] == [None] * 2
 
 
-def test_each_queue_wakes_up_to_the_limit_the_oldest_first(conn: Conn) -> None:
-    for name in ("a", "b"):
-        for number in range(5):
-            plain(conn, queue=name, in_sec=60, priority=number)
-    with quietly(conn):
-        conn.execute("UPDATE dl_jobs SET available_at = now() - make_interval(secs => priority + 1)")
-    assert lifecycle.wake(conn, 3) == 6
-    awake = conn.execute("SELECT priority FROM dl_jobs WHERE blocked_on IS NULL ORDER BY priority").fetchall()
-    assert [priority for (priority,) in awake] == [2, 2, 3, 3, 4, 4]
-    assert lifecycle.wake(conn, 3) == 4
-
-
-def test_a_row_that_somebody_holds_is_woken_another_time(conn: Conn, worker: Worker) -> None:
+def test_a_due_row_that_somebody_holds_is_woken_another_time_and_a_claim_comes_back(conn: Conn, worker: Worker) -> None:
+    """Nobody notifies when they let go of it."""
     held, free = plain(conn, in_sec=60), plain(conn, in_sec=60)
     come_due(conn)
     with locked(conn, held):
         assert lifecycle.wake(worker.conn, 100) == 1
-    assert row(conn, free)["blocked_on"] is None
-    assert lifecycle.wake(worker.conn, 100) == 1
-
-
-def test_a_claim_comes_back_for_due_rows_that_others_have_locked(conn: Conn, worker: Worker) -> None:
-    """Nobody notifies when they let go of them."""
-    late = plain(conn, in_sec=60)
-    come_due(conn)
-    with conn.transaction():
-        conn.execute("SELECT FROM dl_jobs FOR UPDATE")
+        assert worker.take().job_id == free
         claim = worker.claim()
         assert (claim.job, claim.due_in) == (None, 1)
-    assert worker.take().job_id == late
-
-
-def test_a_claim_that_wakes_rows_tells_the_other_sleepers(conn: Conn, one: Worker, two: Worker) -> None:
-    plain(conn, in_sec=60), plain(conn, in_sec=60)
-    come_due(conn)
-    two.notes()
-    assert one.take()
-    assert two.notes() == ["q"]
-    assert two.take()
-
-
-def test_a_claim_that_wakes_as_many_as_it_may_looks_again(conn: Conn, one: Worker, two: Worker) -> None:
-    one.start_new(plain, queue="a", lock_key="k")
-    for _ in range(101):
-        plain(conn, lock_key="k", in_sec=60)
-    come_due(conn)
-    assert two.claim().look_again
-    assert not two.claim().look_again
-
-
-def test_d7_a_row_that_comes_earlier_than_all_others_is_heard_of(conn: Conn, worker: Worker) -> None:
-    plain(conn, in_sec=600)
-    assert (worker.claim().due_in or 0) > 500
-    worker.notes()
-    plain(conn, in_sec=60)
-    assert worker.notes() == ["q"]
-    assert (worker.claim().due_in or 0) < 61
+    assert worker.take().job_id == held
 
 
 def test_a_notification_in_the_packet_of_an_answer_is_heard(dsn: str) -> None:

@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Callable
 from functools import partial
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -29,32 +29,25 @@ def test_our_own_inserts_say_that_they_are_journaled(conn: Conn) -> None:
     assert row(conn, enqueue(conn))["journaled"] == 2
 
 
-def test_a_run_that_is_not_the_workers_any_more_is_not_told_to_be_stuck(conn: Conn, worker: Worker) -> None:
-    job = worker.start_new()
-    for claim in ((uuid4(), 1, worker.name), (job.job_id, 2, worker.name), (job.job_id, 1, "somebody")):
-        lifecycle.journal_stuck(conn, *claim, 900.0, "stacks")
-    assert "stuck" not in kinds(conn, job.job_id)
-    lifecycle.journal_stuck(conn, job.job_id, job.attempt, worker.name, 900.0, "stacks")
-    assert journal(conn, job.job_id)[-1] == ("stuck", {"attempt": 1, "silent_sec": 900.0, "stacks": "stacks"})
-    worker.finish(job)
-    lifecycle.journal_stuck(conn, job.job_id, job.attempt, worker.name, 900.0, "stacks")
-    assert kinds(conn, job.job_id).count("stuck") == 1
-
-
-def test_a_silence_is_told_once_whoever_keeps_the_worker(conn: Conn, worker: Worker) -> None:
+def test_a_silence_is_told_of_the_workers_run_alone_and_once_whoever_keeps_it(conn: Conn, worker: Worker) -> None:
     """After a reload another keeper asks again."""
     job = worker.start_new()
 
-    def told(silent_sec: float) -> int:
-        lifecycle.journal_stuck(conn, job.job_id, job.attempt, worker.name, silent_sec, "stacks")
+    def told(job_id: UUID = job.job_id, attempt: int = 1, by: str = worker.name, silent_sec: float = 900.0) -> int:
+        lifecycle.journal_stuck(conn, job_id, attempt, by, silent_sec, "stacks")
         return kinds(conn, job.job_id).count("stuck")
 
-    assert [told(900.0), told(930.0)] == [1, 1]
+    assert [told(job_id=uuid4()), told(attempt=2), told(by="somebody")] == [0, 0, 0]
+    assert [told(), told(silent_sec=930.0)] == [1, 1]
+    assert journal(conn, job.job_id)[-1] == ("stuck", {"attempt": 1, "silent_sec": 900.0, "stacks": "stacks"})
     conn.execute("UPDATE dl_job_events SET ts = ts - interval '2 h' WHERE kind = 'stuck'")
-    assert told(900.0) == 2  # it has reported since then, and is silent once more
+    assert told() == 2  # it has reported since then, and is silent once more
+    worker.finish(job)
+    conn.execute("UPDATE dl_job_events SET ts = ts - interval '2 h' WHERE kind = 'stuck'")
+    assert told() == 2
 
 
-def test_a_running_job_may_be_forced_later_and_once(conn: Conn, worker: Worker) -> None:
+def test_a_running_job_may_be_forced_later_and_once_and_no_request_takes_force_back(conn: Conn, worker: Worker) -> None:
     job_id = worker.start_new().job_id
     outcomes = []
     for force in (False, True, True, False):
@@ -62,12 +55,8 @@ def test_a_running_job_may_be_forced_later_and_once(conn: Conn, worker: Worker) 
         outcomes.append((row(conn, job_id)["cancel_forced"], len(heard(worker.conn, "dl_cancel"))))
     assert outcomes == [(False, 1), (True, 1), (True, 0), (True, 0)]
     assert kinds(conn, job_id) == ["queued", "picked", "cancel_requested", "cancel_requested"]
-
-
-def test_a_request_without_force_takes_no_force_back(conn: Conn) -> None:
-    """Another service put the job back that was forced to end."""
-    job_id = enqueue(conn)
-    conn.execute("UPDATE dl_jobs SET cancel_requested = true, cancel_forced = true")
+    with quietly(conn):  # another service puts the job back
+        conn.execute("UPDATE dl_jobs SET status = 'queued'")
     lifecycle.request_cancel(conn, job_id)
     found = row(conn, job_id)
     assert (found["status"], found["cancel_forced"]) == ("canceled", True)

@@ -55,6 +55,8 @@ def end(conn: Conn, status: str, *days: str) -> None:
 
 
 def test_each_partition_gets_one_job_with_its_args_its_key_and_its_limit(conn: Conn) -> None:
+    """Beside the limits of its pipeline."""
+    operations.publish_tasks(conn, {"load": {"limits": ["cbr"]}})
     added = add(conn, max_running=3)
     assert (added["state"], added["total"], added["counts"]["missing"]) == ("making", 5, 5)
     assert [(made.name, made.jobs) for made in tick(conn)] == [("b", 5)]
@@ -63,7 +65,7 @@ def test_each_partition_gets_one_job_with_its_args_its_key_and_its_limit(conn: C
     jobs = conn.execute("SELECT partition_key, args ->> 'day' FROM dl_jobs ORDER BY 1").fetchall()
     assert jobs == [(day, day) for day in days]
     (job,) = stats.jobs(conn, stats.Wanted(queue="q"), 1).jobs
-    assert (job["priority"], job["limits"], job["producer"]) == (200, ["backfill:b"], "backfill b")
+    assert (job["priority"], job["limits"], job["producer"]) == (200, ["cbr", "backfill:b"], "backfill b")
     assert value(conn, "SELECT payload ->> 'producer' FROM dl_job_events LIMIT 1") == "backfill b"
     assert value(conn, "SELECT most FROM dl_limits WHERE name = 'backfill:b'") == 3
     assert counts(conn) == {"queued": 5}
@@ -275,13 +277,6 @@ def test_a_full_queue_stops_a_backfill_until_there_is_room(conn: Conn) -> None:
     operations.limit_length(conn, "q", None, "me")
     conn.execute("UPDATE dl_backfills SET next_at = now() WHERE next_at IS NOT NULL")
     assert [made.jobs for made in tick(conn)] == [5]
-
-
-def test_jobs_count_for_the_limits_of_their_pipeline_too(conn: Conn) -> None:
-    operations.publish_tasks(conn, {"load": {"limits": ["cbr"]}})
-    add(conn)
-    tick(conn)
-    assert value(conn, "SELECT DISTINCT limits FROM dl_jobs") == ["cbr", "backfill:b"]
 
 
 def test_a_backfill_is_removed_when_its_jobs_have_ended_and_they_stay(conn: Conn) -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hands import Conn, Worker, age, enqueue, journal, kinds, many, plain, quietly, row, state, value
+from hands import Conn, Worker, age, enqueue, journal, kinds, many, plain, quietly, row, state, value, waits
 
 from dataloader.queue import lifecycle
 
@@ -22,37 +22,26 @@ def test_a_claim_needs_the_contracts_columns_and_records_lease_worker_and_backen
     assert (found["lease_expires_at"] - found["heartbeat_at"]).total_seconds() == 77
     assert (found["started_at"], found["finished_at"]) == (found["heartbeat_at"], None)
     assert journal(conn, job.job_id)[1:] == [("picked", {"attempt": 1, "worker": worker.name})]
-    assert worker.finish(job) == "succeeded"
-
-
-def test_started_at_is_kept_from_the_first_start(conn: Conn, worker: Worker) -> None:
-    job_id = plain(conn)
-    worker.finish(worker.take(), "retry", error="again")
-    age(conn, job_id, "started_at", 3_600)
-    first = row(conn, job_id)["started_at"]
+    worker.finish(job, "retry", error="again")
+    age(conn, job.job_id, "started_at", 3_600)
+    first = row(conn, job.job_id)["started_at"]
     assert worker.take().attempt == 2
-    assert row(conn, job_id)["started_at"] == first
+    assert row(conn, job.job_id)["started_at"] == first, "the first start stands"
 
 
-def test_a_row_of_the_future_is_not_claimed_and_its_time_is_told(conn: Conn, worker: Worker) -> None:
-    plain(conn, in_sec=3_600)
-    soon = plain(conn, in_sec=500)
+def test_a_row_of_the_future_is_told_of_and_claimed_without_anybody_waking_it(conn: Conn, worker: Worker) -> None:
+    """Its time passes in earnest: nothing but the clock makes it claimable."""
+    later, soon = plain(conn, in_sec=3_600), plain(conn, in_sec=500)
     claim = worker.claim()
     assert claim.job is None
     assert not claim.look_again
     assert claim.due_in == pytest.approx(500, abs=60)
-    assert (row(conn, soon)["blocked_on"], state(conn, soon)) == ("time", ("queued", 0))
-
-
-def test_a_row_whose_time_came_is_claimed_without_anybody_waking_it(conn: Conn, worker: Worker) -> None:
-    """Its time passes in earnest: nothing but the clock makes it claimable."""
-    job_id = plain(conn, in_sec=3_600)
-    assert worker.claim().job is None
+    assert state(conn, soon) == ("queued", 0)
     with quietly(conn):
-        conn.execute("UPDATE dl_jobs SET available_at = now() + interval '10 ms'")
+        conn.execute("UPDATE dl_jobs SET available_at = now() + interval '10 ms' WHERE job_id = %s", (later,))
     conn.execute("SELECT pg_sleep(0.01)")
-    assert row(conn, job_id)["blocked_on"] == "time"
-    assert worker.take().job_id == job_id
+    assert waits(conn, soon, later) == ["time"] * 2
+    assert worker.take().job_id == later
 
 
 @pytest.mark.parametrize("moment", ["infinity", "294276-01-01", "4714-11-24 BC", "-infinity"])

@@ -1,5 +1,6 @@
 """The keys of an ordered queue, as people are shown them: which wait, behind what, the jobs of each in their order."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -24,11 +25,12 @@ def put(conn: Conn, lock_key: str, score: float | None = None, **more: Any) -> U
     return enqueue(conn, queue="q", lock_key=lock_key, score=score, **more)
 
 
-def walk(conn: Conn, limit: int) -> list[dict[str, Any]]:
+def walked(read: Callable[[str | None], Any]) -> list[dict[str, Any]]:
+    """The rows of all pages."""
     found: list[dict[str, Any]] = []
     after = None
     for _ in range(1_000):
-        page = keys.page(conn, "q", limit, after)
+        page = read(after)
         found += page.rows
         if (after := page.next) is None:
             return found
@@ -68,8 +70,7 @@ def test_a_dead_head_that_holds_its_key_is_named(ordered: Conn, workers: Workers
     assert key.head["waiting_for"]["reason"] == "dead"
 
 
-@pytest.mark.parametrize("limit", [1, 3, 200])
-def test_keys_are_paged_by_name_whatever_it_is(ordered: Conn, limit: int) -> None:
+def test_keys_are_paged_by_name_whatever_it_is(ordered: Conn) -> None:
     names = sorted({*HOSTILE, *(f"k{number}" for number in range(20))})
     for name in names:
         put(ordered, name or "x")
@@ -77,27 +78,24 @@ def test_keys_are_paged_by_name_whatever_it_is(ordered: Conn, limit: int) -> Non
     dead = put(ordered, "k3-dead")
     ordered.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now() WHERE job_id = %s", (dead,))
     enqueue(ordered, queue="plain", lock_key="k5-of-another-queue")
-    found = [row["lock_key"] for row in walk(ordered, limit)]
-    assert found == [row[0] for row in ordered.execute("SELECT unnest(%s::text[]) n ORDER BY n", (names,))]
+    in_order = [name for (name,) in ordered.execute("SELECT unnest(%s::text[]) n ORDER BY n", (names,))]
+    for limit in (1, 3, 200):
+        pages = walked(lambda after, limit=limit: keys.page(ordered, "q", limit, after))
+        assert [row["lock_key"] for row in pages] == in_order
     for name in names:
         assert keys.key(ordered, "q", name).length == 1
 
 
-@pytest.mark.parametrize("limit", [1, 2, 50])
-def test_the_payloads_of_a_key_come_in_the_order_in_which_they_start(ordered: Conn, limit: int) -> None:
+def test_the_payloads_of_a_key_come_in_the_order_in_which_they_start(ordered: Conn) -> None:
     ids = {score: put(ordered, "k", score) for score in (3.0, -1.5, 1e300, 2.0, 0.1, 7.0)}
     twin = put(ordered, "k", 2.0)
     ordered.execute("UPDATE dl_jobs SET attempt = 2 WHERE job_id = %s", (ids[7.0],))
     ordered.execute("UPDATE dl_jobs SET score = 'Infinity' WHERE job_id = %s", (ids[1e300],))
-    found: list[UUID] = []
-    after = None
-    while True:
-        key = keys.key(ordered, "q", "k", limit, after)
-        assert key.head["job_id"] == ids[-1.5]
-        found += [row["job_id"] for row in key.payloads.rows]
-        if (after := key.payloads.next) is None:
-            break
-    assert found == [ids[-1.5], ids[0.1], ids[2.0], twin, ids[3.0], ids[7.0], ids[1e300]]
+    in_order = [ids[-1.5], ids[0.1], ids[2.0], twin, ids[3.0], ids[7.0], ids[1e300]]
+    for limit in (1, 2, 50):
+        pages = walked(lambda after, limit=limit: keys.key(ordered, "q", "k", limit, after).payloads)
+        assert [row["job_id"] for row in pages] == in_order
+    assert keys.key(ordered, "q", "k", 1, keys.key(ordered, "q", "k", 1).payloads.next).head["job_id"] == ids[-1.5]
 
 
 def test_long_arguments_stay_away_and_short_ones_are_parsed(ordered: Conn) -> None:

@@ -78,13 +78,6 @@ def test_a_resume_keeps_the_limit_and_a_limit_the_pause(conn: Conn) -> None:
     assert operations.resume(conn, "never seen", BY)["max_length"] is None
 
 
-def test_a_queue_with_more_jobs_than_a_later_limit_is_full_with_all_of_them(conn: Conn) -> None:
-    many(conn, 1_200, "key %s")
-    operations.limit_length(conn, "q", 10, BY)
-    with pytest.raises(QueueFull, match=r"1,200 jobs are queued, and its limit is 10"):
-        require_room(conn, ["q"])
-
-
 def test_a_full_queue_takes_no_more_but_known_keys(conn: Conn, worker: Worker) -> None:
     operations.limit_length(conn, "q", 2, BY)
     plain(conn, status="succeeded")
@@ -133,20 +126,15 @@ def test_outcomes_say_what_forbids_it(conn: Conn, worker: Worker) -> None:
     queued, done, unknown = enqueue(conn), plain(conn, status="succeeded", in_sec=60), uuid4()
     every = [running, queued, done, unknown]
     expected = {running: "running", queued: "queued", unknown: "unknown"}
+    assert operations.change(conn, "run-now", every, BY) == expected | {queued: "done", done: "succeeded"}
+    assert "requeue" not in kinds(conn, done)
     assert operations.change(conn, "requeue", every, BY) == expected | {done: "done"}
     conn.execute("UPDATE dl_jobs SET status = 'succeeded' WHERE job_id = %s", (done,))
-    assert operations.change(conn, "run-now", every, BY) == expected | {queued: "done", done: "succeeded"}
     ended = {queued: "done", unknown: "unknown"}
     assert operations.change(conn, "cancel", every, BY) == ended | {running: "done", done: "succeeded"}
     assert operations.change(conn, "delete", every, BY) == ended | {running: "running", done: "done"}
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 1
     assert value(conn, "SELECT count(DISTINCT job_id) FROM dl_job_events") == 1
-
-
-def test_an_ended_job_whose_time_is_ahead_is_not_made_due(conn: Conn) -> None:
-    ended = plain(conn, status="canceled", in_sec=60)
-    assert operations.change(conn, "run-now", [ended], BY) == {ended: "canceled"}
-    assert "requeue" not in kinds(conn, ended)
 
 
 def test_a_job_that_starts_while_it_is_deleted_stays(conn: Conn, worker: Worker, dsn: str) -> None:
@@ -160,18 +148,6 @@ def test_a_job_that_starts_while_it_is_deleted_stays(conn: Conn, worker: Worker,
             worker.conn.execute("COMMIT")
             assert deleted.result() == {job_id: "running"}
     assert state(conn, job_id) == ("running", 1)
-
-
-def test_what_waits_for_its_time_becomes_due_and_its_queue_is_told(conn: Conn, worker: Worker) -> None:
-    later = enqueue(conn, available_at=datetime(2031, 1, 1, tzinfo=UTC))
-    retry = plain(conn, in_sec=600, attempt=2)
-    assert worker.claim().job is None
-    worker.notes()
-    assert operations.change(conn, "run-now", [later, retry], BY) == {later: "done", retry: "done"}
-    assert "q" in worker.notes()
-    assert journal(conn, retry)[-1] == ("requeue", {"attempt": 2, "by": BY, "reason": "made due by hand"})
-    assert {worker.take().job_id, worker.take().job_id} == {later, retry}
-    assert kinds(conn, later) == ["queued", "requeue", "picked"]
 
 
 def test_the_dead_of_a_queue_in_steps(conn: Conn) -> None:

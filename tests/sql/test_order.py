@@ -11,8 +11,8 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hands import BACKOFF_SEC, Conn, Worker, Workers, ended_beside, expire, ids, locked, many, plain, quietly, started
-from readings import keys_held, row, state, value
+from hands import BACKOFF_SEC, Conn, Worker, ended_beside, expire, ids, locked, many, plain, quietly, started
+from readings import keys_held, row, value, waits
 
 from dataloader.queue import lifecycle
 from dataloader.queue.job import Job
@@ -77,16 +77,6 @@ def test_a_job_that_comes_back_beside_a_claim_goes_first(conn: Conn, one: Worker
     assert ids(claim.result()) == [old]
 
 
-def test_what_comes_back_later_goes_last(conn: Conn, one: Worker, two: Worker) -> None:
-    """Its time has not come, so nothing waits for it."""
-    old, new = two_of_a_key(conn)
-    job = one.take()
-    with at_gate(conn, BEFORE_THE_LOCK, two, two.claim) as claim:
-        one.finish(job, "retry", error="e", delay_sec=60.0)
-    assert ids(claim.result()) == [new]
-    assert row(conn, old)["blocked_on"] == "time"
-
-
 def test_a_parked_row_whose_key_becomes_free_beside_a_claim_goes_first(conn: Conn, one: Worker, two: Worker) -> None:
     """It was parked when the claim looked, so it was no candidate; a later job of the key was one."""
     job = one.start_new(plain, lock_key="k", priority=0)
@@ -127,33 +117,24 @@ def test_beside_a_row_that_is_being_changed_the_next_of_its_key_waits(conn: Conn
     assert ids(two.claim()) == [old]
 
 
-def test_a_parked_row_that_nobody_could_make_ready_goes_before_a_ready_one(conn: Conn, workers: Workers) -> None:
-    """Somebody had it locked when the run of its key ended; a later job of the key is ready."""
-    one, two = workers(), workers()
-    job = one.start_new(plain, lock_key="k", priority=0)
-    old = parked(conn, two, lock_key="k", priority=1)
-    new = plain(conn, lock_key="k", priority=2)
-    with ended_beside(conn, one, job, old):
-        assert two.claim().job is None
-    assert (row(conn, old)["blocked_on"], state(conn, new)) == ("key", ("queued", 0))
-    assert ids(two.claim()) == [old]
-    assert row(conn, new)["status"] == "queued"
-
-
 @pytest.mark.parametrize(
-    "odd", ["cancel_requested = true", "attempt = max_attempts", "available_at = now() + interval '1 h'"]
+    "odd", [None, "cancel_requested = true", "attempt = max_attempts", "available_at = now() + interval '1 h'"]
 )
-def test_a_parked_row_that_may_not_start_keeps_no_ready_one_waiting(conn: Conn, workers: Workers, odd: str) -> None:
-    one, two = workers(), workers()
+def test_a_parked_row_that_nobody_could_make_ready_goes_before_a_ready_one_unless_it_may_not_start(
+    conn: Conn, one: Worker, two: Worker, odd: str | None
+) -> None:
+    """Somebody had it locked when the run of its key ended; a later job of the key is ready."""
     job = one.start_new(plain, lock_key="k", priority=0)
     old = parked(conn, two, lock_key="k", priority=1)
     new = plain(conn, lock_key="k", priority=2)
     with ended_beside(conn, one, job, old):
-        pass
-    with quietly(conn):
-        conn.execute(f"UPDATE dl_jobs SET {odd} WHERE job_id = %s", (old,))
-        conn.execute("UPDATE dl_freed SET since = since - interval '1 s'")
-    assert ids(two.claim()) == [new]
+        assert odd or two.claim().job is None
+    assert waits(conn, old, new) == ["key", None]
+    if odd:
+        with quietly(conn):
+            conn.execute(f"UPDATE dl_jobs SET {odd} WHERE job_id = %s", (old,))
+            conn.execute("UPDATE dl_freed SET since = since - interval '1 s'")
+    assert ids(two.claim()) == [new if odd else old]
 
 
 def test_a_row_that_somebody_holds_on_to_hides_no_other_key(conn: Conn, one: Worker, two: Worker) -> None:

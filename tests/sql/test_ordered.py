@@ -120,23 +120,6 @@ def test_the_order_of_a_key_has_nothing_of_another_queue_or_key(conn: Conn, work
     assert ids(step(worker, 1)) == (own if merge else own[:1])
 
 
-def test_a_queue_behind_an_ordered_one_has_its_own_settings(ordered: Conn, worker: Worker) -> None:
-    head, other = enqueue(ordered, lock_key="k"), enqueue(ordered, queue="other")
-    nothing = ", ".join(["NULL"] * 8)
-    claim = f"SELECT * FROM dl_step(ARRAY['q', 'other'], false, 'w', now(), 15, 5, 0, '-infinity', {nothing})"
-    with locked(ordered, head):
-        found = worker.conn.execute(claim).fetchall()
-    assert [claimed[0] for claimed in found] == [other, None]
-    assert row(ordered, other)["heartbeat_at"] is not None
-
-
-def test_priority_orders_the_keys(ordered: Conn, worker: Worker) -> None:
-    low = enqueue(ordered, lock_key="k", priority=9)
-    high = enqueue(ordered, lock_key="l", priority=1)
-    assert ids(step(worker, 1)) == [high]
-    assert ids(step(worker, 1)) == [low]
-
-
 def behind_a_retry(conn: Conn, worker: Worker) -> tuple[UUID, UUID]:
     """Two jobs of a key; the first waits for its retry."""
     jobs = enqueue(conn, lock_key="k"), enqueue(conn, lock_key="k")
@@ -202,20 +185,12 @@ def test_a_claim_does_not_wait_for_a_locked_head_that_waits(ordered: Conn, worke
     assert (found["waiting_for"]["reason"], found["waiting_for"]["job_id"]) == ("order", head)
 
 
-def test_a_locked_head_keeps_its_key_and_a_locked_row_behind_it_hinders_nobody(ordered: Conn, workers: Workers) -> None:
-    one, two = workers(), workers()
-    head, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k", priority=1)
-    with locked(ordered, head):
-        found = step(one)
-        assert (found.jobs, found.due_in is not None and found.due_in <= 1) == ([], True)
-    with locked(ordered, second):
-        assert ids(step(two)) == [head]
-    assert state(ordered, second) == ("queued", 0)
-
-
-@pytest.mark.parametrize(
+MAY_NOT_START = pytest.mark.parametrize(
     ("change", "becomes"), [("cancel_requested = true", "canceled"), ("attempt = max_attempts", "lost")]
 )
+
+
+@MAY_NOT_START
 def test_a_head_that_may_not_start_is_set_aside(ordered: Conn, worker: Worker, change: str, becomes: str) -> None:
     """Another service has changed it; it is parked, so no claim reads it first."""
     head, second = enqueue(ordered, lock_key="k", priority=200), enqueue(ordered, lock_key="k")
@@ -306,9 +281,7 @@ def test_a_delivery_takes_all_jobs_of_the_key_in_their_order(merged: Conn, worke
     assert keys_held(merged) == []
 
 
-@pytest.mark.parametrize(
-    ("change", "becomes"), [("cancel_requested = true", "canceled"), ("attempt = max_attempts", "lost")]
-)
+@MAY_NOT_START
 def test_a_delivery_goes_on_behind_what_may_not_start(merged: Conn, worker: Worker, change: str, becomes: str) -> None:
     jobs = [enqueue(merged, lock_key="k") for _ in range(3)]
     merged.execute(f"UPDATE dl_jobs SET {change} WHERE job_id = %s", (jobs[1],))
@@ -351,17 +324,6 @@ def test_a_delivery_waits_for_its_locked_job(merged: Conn, one: Worker, two: Wor
         assert 0.1 <= found.due_in <= 1
     found = step(two)
     assert [(job.job_id, job.attempt) for job in found.jobs] == [(job_id, 1) for job_id in jobs]
-
-
-def test_a_delivery_that_waits_for_a_locked_job_uses_no_room_of_its_limits(merged: Conn, worker: Worker) -> None:
-    operations.set_limit(merged, "one", "test", most=1)
-    waiting, held = (enqueue(merged, lock_key="k", limits=["one"]) for _ in range(2))
-    other = enqueue(merged, lock_key="l", limits=["one"])
-    with locked(merged, held):
-        found = step(worker)
-        assert ids(found) == [other]
-        end_all(worker, found.jobs)
-    assert ids(step(worker)) == [waiting, held]
 
 
 def test_of_a_delivery_that_is_spent_the_first_is_dead_and_the_others_start_over(merged: Conn, worker: Worker) -> None:
@@ -582,22 +544,13 @@ def test_a_queue_that_is_not_ordered_cannot_merge(conn: Conn) -> None:
     assert conn.execute("SELECT FROM dl_queues").fetchall() == []
 
 
-def test_a_delivery_that_waits_for_its_retry_is_killed_and_what_came_since_starts(merged: Conn, worker: Worker) -> None:
-    jobs = [enqueue(merged, lock_key="k") for _ in range(3)]
-    end_all(worker, step(worker).jobs, "retry", delay_sec=60, error="no")
-    since = enqueue(merged, lock_key="k")
-    assert ids(step(worker)) == []
-    assert operations.change_queue(merged, "kill-retries", "q", "ops").changed == 3
-    assert [state(merged, job_id) for job_id in jobs] == [("failed", 1)] * 3
-    assert ids(step(worker)) == [since]
-    assert state(merged, since) == ("running", 1)
-
-
-def test_the_first_job_that_has_started_is_marked_as_begun_behind_a_locked_head(ordered: Conn, worker: Worker) -> None:
-    head, other = enqueue(ordered, lock_key="a"), enqueue(ordered, lock_key="b")
+def test_a_locked_head_keeps_its_key_and_the_first_job_that_starts_is_marked_as_begun(
+    ordered: Conn, worker: Worker
+) -> None:
+    head, _, other = (enqueue(ordered, lock_key=key) for key in "aab")
     with locked(ordered, head):
-        (job,) = step(worker).jobs
-    assert (job.job_id, row(ordered, other)["heartbeat_at"] is None) == (other, False)
+        found = step(worker)
+    assert (ids(found), row(ordered, other)["heartbeat_at"] is None) == ([other], False)
 
 
 def test_a_merged_delivery_has_no_job_that_waits_for_a_parent(merged: Conn, workers: Workers) -> None:

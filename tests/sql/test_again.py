@@ -68,12 +68,6 @@ def test_the_journals_name_each_other_once(conn: Conn) -> None:
     assert row(conn, old_id)["status"] == "failed"
 
 
-def test_of_a_job_that_is_gone_only_the_new_one_tells(conn: Conn) -> None:
-    new_id, _ = again.add(conn, UUID(int=1), NewJob("q", "t", "k"), "me")
-    assert journal(conn, new_id)[0][1] == {"rerun_of": str(UUID(int=1)), "by": "me"}
-    assert value(conn, "SELECT count(*) FROM dl_job_events WHERE kind = 'again'") == 0
-
-
 def test_a_full_queue_gets_nothing(conn: Conn) -> None:
     old_id = ended(conn)
     operations.limit_length(conn, "q", 0, "me")

@@ -1,8 +1,6 @@
 """Jobs by the batch: in order, all or none, one per key under any concurrency, on any producer's connection."""
 
 import random
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +18,7 @@ from psycopg import errors
 from psycopg.rows import dict_row
 
 import dataloader
-from dataloader.queue import db, enqueue, migrations
+from dataloader.queue import db, enqueue, migrations, new_job
 from dataloader.queue.enqueue import NewJob
 
 
@@ -156,18 +154,6 @@ def test_the_ids_grow_with_the_list(conn: Conn) -> None:
     assert {job_id.version for job_id in ids} == {7}
 
 
-def test_a_known_key_answers_with_its_job(conn: Conn, worker: Worker) -> None:
-    first, _ = enqueue.enqueue(conn, NewJob("q", "t", "k", idempotency_key="done"))
-    worker.finish(worker.take())
-    results = enqueue.enqueue_many(conn, keyed("new", "done", None, "new"))
-    assert results[1] == (first, "succeeded")
-    assert results[3] == results[0]
-    assert [status for _, status in results] == ["queued", "succeeded", "queued", "queued"]
-    assert value(conn, "SELECT count(*) FROM dl_jobs") == 3
-    assert enqueue.enqueue_many(conn, keyed("done", "new")) == [results[1], results[0]]
-    assert len(journal(conn, results[0][0])) == 1
-
-
 def test_lists_with_the_same_keys_at_once_are_one_list(conn: Conn, workers: Workers, batches_of_three: None) -> None:
     crew = [workers() for _ in range(4)]
     gate = Barrier(4)
@@ -226,23 +212,19 @@ def test_the_transaction_stays_the_producers(
     assert value(conn, "SELECT count(*) FROM dl_jobs") == (4 if ends == "commit" else 0)
 
 
-def test_another_schema(conn: Conn, dsn: str) -> None:
+def test_a_schema_that_is_given_and_the_configured_one(conn: Conn, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = 'Ferme "50%"'
     migrations.migrate(dsn, schema=elsewhere)
     job_id, _ = dataloader.enqueue(conn, queue="q", task="t", lock_key="k", schema=elsewhere)
     dataloader.enqueue_many(conn, keyed("a", "b", "a"), schema=elsewhere)
+    monkeypatch.setenv("PG_SCHEMA_QUEUE", "nowhere")
+    monkeypatch.setattr(new_job, "_configured_schema", new_job._configured_schema.__wrapped__)  # it is cached
+    with pytest.raises(psycopg.Error, match='"nowhere" does not exist'):
+        dataloader.enqueue(conn, queue="q", task="t", lock_key="k")
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 0
     with db.connect(dsn, name="test", schema=elsewhere) as there:
         assert row(there, job_id)["queue"] == "q"
         assert value(there, "SELECT count(*) FROM dl_job_events") == 3
-
-
-def test_the_configured_schema_is_the_default(conn: Conn, dsn: str) -> None:
-    migrations.migrate(dsn, schema="farm")
-    script = "import sys, psycopg, dataloader; conn = psycopg.connect(sys.argv[1], autocommit=True);"
-    script += "dataloader.enqueue(conn, queue='q', task='t', lock_key='k')"
-    subprocess.run([sys.executable, "-c", script, dsn], env={"PG_SCHEMA_QUEUE": "farm"}, check=True)
-    assert value(conn, "SELECT count(*) FROM farm.dl_jobs") == 1
 
 
 @pytest.fixture
@@ -271,13 +253,17 @@ def test_a_future_job_tells_its_queue_and_waits(conn: Conn, worker: Worker, ways
     assert worker.notes() == ["q"]
 
 
-def test_a_known_key_tells_nobody(conn: Conn, worker: Worker) -> None:
-    first = add(conn, idempotency_key="once")
+def test_a_known_key_answers_with_its_job_and_tells_nobody(conn: Conn, worker: Worker) -> None:
+    known = add(conn, idempotency_key="done")[0], "succeeded"
+    worker.finish(worker.take())
     worker.notes()
-    assert add(conn, idempotency_key="once", queue="other") == first
-    assert dataloader.enqueue_many(conn, keyed("once"), schema="public") == [first]
+    assert add(conn, idempotency_key="done", queue="other") == known
+    assert dataloader.enqueue_many(conn, keyed("done"), schema="public") == [known]
     assert worker.notes() == []
-    assert len(journal(conn, first[0])) == 1
+    results = enqueue.enqueue_many(conn, keyed("new", "done", None, "new"))
+    assert (results[1], results[3]) == (known, results[0])
+    assert value(conn, "SELECT count(*) FROM dl_jobs") == 3
+    assert [len(journal(conn, job_id)) for job_id, _ in results] == [1, 3, 1, 1]
 
 
 @pytest.mark.parametrize("by", ["producer", "api"])
@@ -423,14 +409,6 @@ def test_dl_enqueue_needs_three_fields(conn: Conn, worker: Worker) -> None:
     assert worker.take().job_id == job_id
 
 
-def test_dl_enqueue_knows_a_key_again_and_keeps_the_order(conn: Conn) -> None:
-    call = "SELECT dl_enqueue('q', 't', 'k', args => jsonb_build_object('n', %s::int), idempotency_key => %s)"
-    with conn.transaction():
-        ids = [value(conn, call, n, f"i{n % 7}") for n in range(10)]
-    assert ids[7:] == ids[:3]
-    assert order(conn) == list(range(7))
-
-
 @pytest.mark.parametrize(
     ("field", "bad"),
     [
@@ -452,10 +430,3 @@ def test_dl_enqueue_names_what_is_wrong(conn: Conn, field: str, bad: Any) -> Non
     with pytest.raises(errors.InvalidParameterValue, match=rf"^dl_enqueue: {field} should be "):
         conn.execute(f"SELECT dl_enqueue({call})", given)
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 0
-
-
-def test_importing_the_package_stays_light() -> None:
-    script = "import sys, dataloader; assert not {'pydantic', 'psycopg'} & set(sys.modules);"
-    script += "import dataloader.farm.worker; assert 'dataloader.queue.new_job' not in sys.modules; dataloader.enqueue;"
-    script += "assert not {'sqlalchemy', 'django'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", script], check=True)

@@ -4,8 +4,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from foreign import Foreign
-from hands import Conn, Worker, enqueue, expire, journal, row, state, value
+from hands import Conn, Worker, enqueue, journal, row, state, value
 
 from dataloader.farm import fence
 from dataloader.farm.fence import Overtaken, Standing
@@ -140,17 +139,6 @@ def test_another_change_of_a_job_that_has_succeeded_leaves_it(conn: Conn, worker
     assert kept(conn, job.job_id) == FIRST
 
 
-def test_a_success_of_another_service_spends_it_too(conn: Conn, worker: Worker, foreign: Foreign) -> None:
-    job_id = enqueue(conn)
-    job = worker.take()
-    lifecycle.keep_checkpoint(conn, job, FIRST)
-    worker.finish(job, "hand_back")
-    foreign.conn.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now() WHERE job_id = %s", (job_id,))
-    assert kept(conn, job_id) == FIRST
-    operations.change(conn, "requeue", [job_id], "test")
-    assert kept(conn, job_id) == Checkpoint(None, claim=2)
-
-
 def test_an_operator_lets_a_job_begin_at_the_start(conn: Conn, worker: Worker) -> None:
     """Also one of which only the target may have a checkpoint."""
     saved, unheard, other = (enqueue(conn) for _ in range(3))
@@ -187,15 +175,6 @@ def test_a_dead_run_that_came_further_does_not_count(conn: Conn, worker: Worker,
     worker.take()
     crash(conn, worker, end)  # it has saved nothing
     assert state(conn, job_id)[0] in ("lost", "failed")
-
-
-def test_nor_does_one_whose_lease_runs_out(conn: Conn, worker: Worker) -> None:
-    job_id = enqueue(conn, max_attempts=1)
-    lifecycle.keep_checkpoint(conn, worker.take(), FIRST._replace(spares_attempt=True))
-    expire(conn, job_id)
-    conn.execute("UPDATE dl_jobs SET claimed_pid = NULL, heartbeat_at = now()")
-    assert lifecycle.reap(conn)
-    assert state(conn, job_id) == ("queued", 0)
 
 
 @pytest.mark.parametrize("case", ["the same again", "another job's", "a pipeline that does not say so"])
@@ -254,14 +233,6 @@ def test_the_next_transaction_finds_what_was_committed(target: Conn, dsn: str) -
     assert found(dsn, job, 2) == Checkpoint('{"at": 1}', 1, 1)
     commit(dsn, job, 2, '{"at": 2}', 2)
     assert (found(dsn, job, 3), found(dsn, other, 1)) == (Checkpoint('{"at": 2}', 2, 2), Checkpoint('{"at": 9}', 1, 4))
-
-
-def test_it_rolls_back_with_the_data(target: Conn, dsn: str) -> None:
-    standing = Standing(job := uuid4())
-    with pytest.raises(ZeroDivisionError), fence.transaction(dsn, "public", {job: 1}, "w", standing=standing):  # noqa: PT012
-        standing.to_save = Checkpoint("{}", number=1)
-        raise ZeroDivisionError
-    assert (standing.saved, found(dsn, job, 1)) == (None, Checkpoint())
 
 
 @pytest.mark.parametrize("change", ["claim = 2", "owner = 'other'", "raised_at = raised_at + interval '1 s'"])

@@ -154,6 +154,20 @@ def test_c5_a_bulk_cancel_beside_a_batchs_end_is_no_deadlock(
         ending.result()
 
 
+Call = tuple[Worker, Callable[[], object]]
+
+
+def both_begin(conn: Conn, dsn: str, first_row: UUID, *calls: Call) -> list[object]:
+    """The results of two calls, each of which begins and waits while a stranger has this row locked."""
+    with locked(dsn, "job_id = %s", first_row) as stranger, ThreadPoolExecutor(2) as pool:
+        futures = []
+        for worker, call in calls:
+            futures.append(pool.submit(call))
+            waiting_or_done(conn, worker, futures[-1])
+        stranger.rollback()
+        return [future.result() for future in futures]
+
+
 @pytest.mark.parametrize("verb", ["requeue", "run-now", "delete"])
 def test_c5_two_changes_of_the_same_rows_are_no_deadlock(conn: Conn, dsn: str, workers: Workers, verb: str) -> None:
     one, other = workers(), workers()
@@ -161,13 +175,9 @@ def test_c5_two_changes_of_the_same_rows_are_no_deadlock(conn: Conn, dsn: str, w
     for job_id in (high, middle, low):  # in the table the other way round
         plain(conn, job_id=job_id, in_sec=100, status="queued" if verb == "run-now" else "failed")
     one.conn.execute("SET enable_indexscan = off; SET enable_bitmapscan = off; SET enable_seqscan = on")
-    with locked(dsn, "job_id = %s", middle) as stranger, ThreadPoolExecutor(2) as pool:
-        first = pool.submit(operations.change, one.conn, verb, [low, middle, high], "test")
-        waiting_or_done(conn, one, first)
-        second = pool.submit(operations.change, other.conn, verb, [low, high], "test")
-        waiting_or_done(conn, other, second)
-        stranger.rollback()
-        first.result(), second.result()
+    all_three = one, lambda: operations.change(one.conn, verb, [low, middle, high], "test")
+    two_of_them = other, lambda: operations.change(other.conn, verb, [low, high], "test")
+    both_begin(conn, dsn, middle, all_three, two_of_them)
 
 
 def test_c5_a_cancellation_beside_a_deliverys_heartbeat_is_no_deadlock(conn: Conn, dsn: str, workers: Workers) -> None:
@@ -178,14 +188,9 @@ def test_c5_a_cancellation_beside_a_deliverys_heartbeat_is_no_deadlock(conn: Con
         plain(conn, job_id=job_id, priority=priority)
     jobs = [one.take(), one.take()]
     assert ids(jobs) == [high, low]
-    with locked(dsn, "job_id = %s", low) as stranger, ThreadPoolExecutor(2) as pool:
-        canceling = pool.submit(cancel, other, [low, high])
-        waiting_or_done(conn, other, canceling)
-        renewing = pool.submit(lifecycle.beat, one.conn, jobs, None, False)
-        waiting_or_done(conn, one, renewing)
-        stranger.rollback()
-        canceling.result()
-        assert renewing.result() is not None
+    canceling = other, lambda: cancel(other, [low, high])
+    _, renewed = both_begin(conn, dsn, low, canceling, (one, lambda: lifecycle.beat(one.conn, jobs, None, False)))
+    assert renewed is not None
 
 
 def test_the_keeper_renews_no_locked_row_and_waits_for_none(conn: Conn, dsn: str, worker: Worker) -> None:
@@ -213,13 +218,8 @@ def test_c5_a_cancellation_beside_a_faster_rate_is_no_deadlock(conn: Conn, dsn: 
             " WHERE job_id = %s",
             (job_id,),
         )
-    with locked(dsn, "job_id = %s", low) as stranger, ThreadPoolExecutor(2) as pool:
-        canceling = pool.submit(cancel, other, [low, high])
-        waiting_or_done(conn, other, canceling)
-        changing = pool.submit(operations.set_limit, one.conn, "l", "test", per_minute=60_000)
-        until(lambda: blocked(conn, one.pid), "the change to wait")
-        stranger.rollback()
-        canceling.result(), changing.result()
+    canceling = other, lambda: cancel(other, [low, high])
+    both_begin(conn, dsn, low, canceling, (one, lambda: operations.set_limit(one.conn, "l", "test", per_minute=60_000)))
 
 
 @pytest.mark.parametrize(
@@ -256,12 +256,3 @@ def test_beside_locked_rows_alone_a_claim_comes_back_later(conn: Conn, dsn: str,
         conn.execute("DELETE FROM dl_jobs WHERE job_id IN (SELECT job_id FROM dl_jobs FOR UPDATE SKIP LOCKED)")
         found = step(worker, 20)
         assert (found.jobs, found.look_again, found.due_in) == ([], False, 0.4)
-
-
-def test_behind_locked_rows_no_later_job_of_their_keys_is_started(conn: Conn, dsn: str, worker: Worker) -> None:
-    many(conn, 1_200, "k%s", priority=1)
-    many(conn, 5, "k%s", priority=2)
-    other = plain(conn, priority=3)
-    with locked(dsn, "priority = 1"):
-        assert ids(step(worker, 20).jobs) == [other]
-    assert value(conn, "SELECT count(*) FROM dl_jobs WHERE status = 'running'") == 1

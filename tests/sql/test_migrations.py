@@ -135,11 +135,23 @@ def test_an_empty_database_gets_everything_by_one_of_four_at_once_and_later_noth
     assert catalog(empty_db) == first
 
 
+RIGHTS = """
+SELECT string_agg(p, ' ' ORDER BY p) FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p
+ WHERE has_table_privilege(%s, %s, p)
+"""
+
+
 def test_the_contracts_tables_are_adopted_with_their_rows(contract: str, module_db: str) -> None:
-    """They become a new schema, but for the UNIQUE of idempotency keys, which they keep."""
+    """They become a new schema, but for the UNIQUE of idempotency keys, which they keep.
+
+    Jobs that ended without a time get their last sign of life as one.
+    """
     with session(contract) as conn:
         with pytest.raises(SchemaError, match="not adopted yet: run `dataloader migrate`"):
             migrations.check(conn)
+        conn.execute("UPDATE dl_jobs SET created_at = '2001-01-01', started_at = '2001-01-02' WHERE task = 'lost'")
+        conn.execute("UPDATE dl_jobs SET created_at = '2001-01-01', finished_at = '2001-01-03' WHERE task = 'failed'")
+        conn.execute("UPDATE dl_jobs SET finished_at = '2001-01-03' WHERE status IN ('queued', 'running')")  # a retry's
         columns = conn.execute(COLUMNS).fetchall()
         contents = "SELECT job_id, status::text, available_at, attempt, lease_expires_at, created_at, args FROM dl_jobs"
         rows = conn.execute(contents + " ORDER BY job_id").fetchall()
@@ -153,7 +165,23 @@ def test_the_contracts_tables_are_adopted_with_their_rows(contract: str, module_
         assert conn.execute(CATALOG["valid"]).fetchall() == [(0,)]
         assert migrations.has_unique(conn)
         assert value(conn, "SELECT to_regclass('ix_dl_jobs_idempotency')") is None
+
+        ends = "SELECT status::text, finished_at::date::text FROM dl_jobs WHERE task = status::text"
+        found = dict(conn.execute(ends).fetchall())
+        assert (found["failed"], found["lost"]) == ("2001-01-03", "2001-01-02")
+        wrong = "SELECT count(*) FROM dl_jobs WHERE (finished_at IS NULL) <> (status IN ('queued', 'running'))"
+        assert value(conn, wrong) == 0
     assert ours(contract) == catalog(module_db)
+
+
+def test_other_services_get_no_rights_on_what_the_adoption_adds(contract: str, make_role: Callable[[str], str]) -> None:
+    role = str(conninfo_to_dict(make_role(contract))["user"])
+    with session(contract) as conn:
+        conn.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON dl_jobs, dl_job_events TO {role}".encode())
+        migrations.migrate(contract, "public")
+        tables = "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p', 'v') AND relname LIKE 'dl\\_%'"
+        given = {name for (name,) in conn.execute(tables) if value(conn, RIGHTS, role, name)}
+        assert given == {"dl_jobs", "dl_job_events"}
 
 
 UNFIT = {
@@ -167,20 +195,22 @@ UNFIT = {
 }
 
 
-@pytest.mark.parametrize("status", ["queued", "running"])
-def test_a_row_that_breaks_a_check_is_mended_and_can_be_ended_and_deleted(contract: str, status: str) -> None:
+def test_a_row_that_breaks_a_check_is_mended_and_can_be_ended_and_deleted(contract: str) -> None:
+    """And different keys stay different."""
     with session(contract) as conn:
-        columns = [{name: odd} for name, odd in UNFIT.items()]
-        jobs = [plain(conn, status=status, **column) for column in columns]
-        sound = plain(conn, status=status)
+        cases = [(status, name, odd + status) for status in ("queued", "running") for name, odd in UNFIT.items()]
+        jobs = [plain(conn, status=status, **{name: odd}) for status, name, odd in cases]
+        keys = [{"lock_key": "k" * 3_000 + end, "idempotency_key": "i" * 2_000 + end} for end in ("1", "2", "2 ")]
+        twins = [plain(conn, **each) for each in (*keys, {"lock_key": keys[0]["lock_key"]})]
         mended = migrations.migrate(contract, "public")
         assert {line for line in mended if line.startswith("job ")} == {
-            f"job {job_id}, which broke a check of dl_jobs" for job_id in jobs
+            f"job {job_id}, which broke a check of dl_jobs" for job_id in (*jobs, *twins)
         }
         assert migrations.migrate(contract, "public") == []
-        assert row(conn, sound)["status"] == status
-        for job_id, (name, odd) in zip(jobs, UNFIT.items(), strict=True):
-            assert row(conn, job_id)[name] != odd
+        lock_keys = [row(conn, job_id)["lock_key"] for job_id in twins]
+        assert (len(set(lock_keys)), lock_keys[0]) == (3, lock_keys[3])
+        for job_id, (status, name, odd) in zip(jobs, cases, strict=True):
+            assert (row(conn, job_id)[name] != odd, row(conn, job_id)["status"]) == (True, status)
             assert stats.job(conn, job_id)
             ended = f"UPDATE dl_jobs SET status = 'succeeded' WHERE job_id = '{job_id}'"  # of the plain protocol
             with conn.transaction(force_rollback=True):
@@ -189,16 +219,6 @@ def test_a_row_that_breaks_a_check_is_mended_and_can_be_ended_and_deleted(contra
                 lifecycle.request_cancel(conn, job_id)
                 assert row(conn, job_id)["cancel_requested"]
             conn.execute("DELETE FROM dl_jobs WHERE job_id = %s", (job_id,))
-
-
-def test_mended_keys_stay_different(contract: str) -> None:
-    with session(contract) as conn:
-        twins = [plain(conn, lock_key="k" * 3_000 + end, idempotency_key="i" * 2_000 + end) for end in ("1", "2", "2 ")]
-        same = plain(conn, lock_key="k" * 3_000 + "1")
-        migrations.migrate(contract, "public")
-        keys = [row(conn, job_id)["lock_key"] for job_id in [*twins, same]]
-        assert len(set(keys)) == 3
-        assert keys[0] == keys[3]
 
 
 def test_rows_are_mended_beside_a_producer_and_one_who_holds_a_row(contract: str, begin: Callable[[str], None]) -> None:
@@ -213,19 +233,6 @@ def test_rows_are_mended_beside_a_producer_and_one_who_holds_a_row(contract: str
             assert not migrating.done()
         lines = migrating.result(PATIENCE)
         assert {str(each) in " ".join(lines) for each in (held, other)} == {True}
-
-
-def test_the_code_of_0_2_0_is_refused_without_the_unique_that_it_needs(contract: str, module_db: str) -> None:
-    def oldest() -> list[int]:
-        with session(contract) as adopted, session(module_db) as new:
-            return [value(conn, "SELECT max(oldest_code) FROM dl_migrations") for conn in (adopted, new)]
-
-    migrations.migrate(contract, "public")
-    assert oldest() == [1, 2]
-    migrations.migrate(contract, "public", plain_protocol=False)
-    assert oldest() == [2, 2]
-    migrations.migrate(contract, "public", plain_protocol=True)
-    assert oldest() == [1, 2]
 
 
 def test_indexes_of_a_stopped_change_to_the_unique_go_with_the_next_migrate(empty_db: str) -> None:
@@ -268,6 +275,8 @@ def test_the_plain_protocols_unique_comes_and_goes_beside_producers(empty_db: st
             for wanted in (False, False, True, True, False):
                 migrations.migrate(empty_db, "public", plain_protocol=wanted)
                 assert (migrations.has_unique(conn), migrations.drifted(conn)) == (wanted, [])
+                # The code of 0.2.0 needs the UNIQUE.
+                assert value(conn, "SELECT max(oldest_code) FROM dl_migrations") == (1 if wanted else 2)
                 since = value(conn, "SELECT count(*) FROM dl_jobs")
                 until(lambda n=since: producer.done() or value(conn, "SELECT count(*) FROM dl_jobs") > n, "more jobs")
         finally:
@@ -288,20 +297,6 @@ def test_the_command_makes_the_unique_and_check_names_it(empty_db: str) -> None:
         with session(empty_db) as conn:
             findings = [finding.what for finding in database._schema_in(conn, "public")]
         assert any("the contract's UNIQUE" in text for text in findings) == wanted
-
-
-def test_jobs_that_ended_without_a_time_get_their_last_sign_of_life(contract: str) -> None:
-    """Those that have one keep it, those that have not ended get none."""
-    with session(contract) as conn:
-        conn.execute("UPDATE dl_jobs SET created_at = '2001-01-01', started_at = '2001-01-02' WHERE task = 'lost'")
-        conn.execute("UPDATE dl_jobs SET created_at = '2001-01-01', finished_at = '2001-01-03' WHERE task = 'failed'")
-        conn.execute("UPDATE dl_jobs SET finished_at = '2001-01-03' WHERE status IN ('queued', 'running')")  # a retry's
-        migrations.migrate(contract, "public")
-        ends = "SELECT status::text, finished_at::date::text FROM dl_jobs WHERE task = status::text ORDER BY 1"
-        found = dict(conn.execute(ends).fetchall())
-        assert (found["failed"], found["lost"]) == ("2001-01-03", "2001-01-02")
-        wrong = "SELECT count(*) FROM dl_jobs WHERE (finished_at IS NULL) <> (status IN ('queued', 'running'))"
-        assert value(conn, wrong) == 0
 
 
 def test_no_limit_of_the_database_ends_a_step_that_waits(contract: str, begin: Callable[[str], None]) -> None:
@@ -332,32 +327,6 @@ def test_a_migration_killed_between_any_two_statements_is_finished_by_the_next(c
         assert value(conn, MISPLACED) == 0
 
 
-@pytest.mark.parametrize("wait", ["the fill", "an index"])
-@pytest.mark.long
-def test_a_migration_killed_within_a_statement_is_finished_by_the_next(
-    contract: str, module_db: str, wait: str, begin: Callable[[str], None]
-) -> None:
-    begin(contract)
-    task = {"the fill": "queued later", "an index": "queued"}[wait]
-    with session(contract) as holder, session(contract) as conn:
-        with holder.transaction():
-            holder.execute("UPDATE dl_jobs SET priority = 1 WHERE task = %s", (task,))
-            process = dying(contract, 1_000)
-            until(
-                lambda: value(conn, MISPLACED) == 1 if wait == "the fill" else value(conn, BLOCKED),
-                "it to meet the holder",
-            )
-            process.kill()
-            assert process.wait(PATIENCE) == -signal.SIGKILL
-            # The server would notice by itself (client_connection_check_interval); a test need not wait for it.
-            conn.execute(MIGRATING.format("pg_terminate_backend(pid)"))
-            until(lambda: value(conn, MIGRATING.format("count(*)")) == 0, "its session to end")
-            assert value(conn, CATALOG["valid"]) == (wait == "an index")
-        assert migrations.migrate(contract, "public") == ALL
-        assert value(conn, MISPLACED) == 0
-    assert ours(contract) == catalog(module_db)
-
-
 def dying(dsn: str, after: int) -> subprocess.Popen[bytes]:
     """A process that migrates and kills itself when that many statements were executed."""
     return subprocess.Popen([sys.executable, "-c", DYING, dsn, str(after)])
@@ -384,7 +353,9 @@ def known_are(patch: pytest.MonkeyPatch, *later: Migration) -> None:
     patch.setattr(migrations, "known", lambda: (*KNOWN, *later))
 
 
-def test_a_later_version_applies_each_of_its_files_once(own_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_version_applies_each_of_its_files_once_and_refuses_a_changed_one(
+    own_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known_are(monkeypatch, *LATER)
     with session(own_db) as conn:
         with pytest.raises(SchemaError, match=f"the schema is at {LATEST}, this code needs {LATEST + 2}: run `data"):
@@ -397,6 +368,10 @@ def test_a_later_version_applies_each_of_its_files_once(own_db: str, monkeypatch
         assert row(conn, job_id)["note"] is None
         assert value(conn, "SELECT indisvalid FROM pg_index WHERE indexrelid = 'ix_notes'::regclass")
         assert migrations.migrate(own_db, "public") == []
+        known_are(monkeypatch, replace(LATER[0], text=LATER[0].text + "-- changed"), LATER[1])
+        for step in (lambda: migrations.migrate(own_db, "public"), lambda: migrations.missing(conn)):
+            with pytest.raises(SchemaError, match=r"later_notes\.sql is not the file that was applied"):
+                step()
 
 
 def test_an_empty_database_has_all_files_of_its_version_at_once(empty_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,17 +421,6 @@ def test_checks_of_the_first_version_become_one_trigger_and_its_sums_get_bounds(
     assert upgraded == made
 
 
-def test_a_changed_file_is_refused(own_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = LATER
-    known_are(monkeypatch, first, second)
-    migrations.migrate(own_db, "public")
-    known_are(monkeypatch, replace(first, text=first.text + "-- changed"), second)
-    with pytest.raises(SchemaError, match=r"later_notes\.sql is not the file that was applied"):
-        migrations.migrate(own_db, "public")
-    with session(own_db) as conn, pytest.raises(SchemaError, match=r"later_notes\.sql"):
-        migrations.missing(conn)
-
-
 def test_a_schema_of_before_the_first_release_is_refused(own_db: str) -> None:
     with session(own_db) as conn:
         conn.execute("UPDATE dl_migrations SET name = '0001_contract.sql' WHERE number = 1")
@@ -499,11 +463,16 @@ def test_an_index_left_invalid_by_a_failure_is_built_again(
 
 
 def test_check_says_what_to_do(empty_db: str) -> None:
+    """A queue in public does not stand in for a schema that was never migrated."""
     with session(empty_db) as conn:
         assert migrations.missing(conn) == ALL
         with pytest.raises(SchemaError, match="has no dataloader schema: run `dataloader migrate`"):
             migrations.check(conn)
         migrations.migrate(empty_db, "public")
+        conn.execute('CREATE SCHEMA "Other"')
+        for name in ("Other", "missing"):
+            with session(empty_db, name) as other, pytest.raises(SchemaError, match="no dataloader schema"):
+                migrations.check(other)
         assert migrations.missing(conn) == []
         migrations.check(conn)
         conn.execute("DELETE FROM dl_migrations WHERE number = 0")
@@ -513,9 +482,13 @@ def test_check_says_what_to_do(empty_db: str) -> None:
 
 @pytest.mark.parametrize("oldest_code", [1, 99])
 def test_a_newer_schema_is_used_unless_it_says_that_this_code_is_too_old(own_db: str, oldest_code: int) -> None:
+    """And what the newer dataloader has changed has not drifted."""
     with session(own_db) as conn:
-        conn.execute("INSERT INTO dl_migrations VALUES (99, '0099_future.sql', 'x', %s)", (oldest_code,))
+        conn.execute("DROP FUNCTION dl_wake_all; DROP TRIGGER dl_jobs_notify_ins ON dl_jobs")
         conn.execute("UPDATE dl_migrations SET checksum = 'of newer functions' WHERE number = 0")
+        assert migrations.drifted(conn) == []
+        conn.execute("INSERT INTO dl_migrations VALUES (99, '0099_future.sql', 'x', %s)", (oldest_code,))
+        assert migrations.drifted(conn) == []
         for step in (
             lambda: migrations.check(conn),
             lambda: migrations.missing(conn) == [],
@@ -529,8 +502,8 @@ def test_a_newer_schema_is_used_unless_it_says_that_this_code_is_too_old(own_db:
         assert value(conn, "SELECT checksum FROM dl_migrations WHERE number = 0") == "of newer functions"
 
 
-@pytest.mark.parametrize("schema", ["Queue", 'two words "quoted"'])
-def test_the_queue_may_live_in_any_schema(empty_db: str, schema: str) -> None:
+def test_the_queue_may_live_in_any_schema(empty_db: str) -> None:
+    schema = 'two words "quoted"'
     assert migrations.migrate(empty_db, schema) == ALL
     assert migrations.migrate(empty_db, schema) == []
     one, two = (Worker(empty_db, f"host:{number}:boot", schema) for number in (1, 2))
@@ -547,81 +520,42 @@ def test_the_queue_may_live_in_any_schema(empty_db: str, schema: str) -> None:
         assert len(migrations.drifted(conn)) == value(conn, "SELECT count(*) FROM pg_trigger WHERE NOT tgisinternal")
 
 
-RIGHTS = """
-SELECT string_agg(p, ' ' ORDER BY p) FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p
- WHERE has_table_privilege(%s, %s, p)
-"""
-
-
-def test_other_services_get_no_rights_on_what_the_adoption_adds(contract: str, make_role: Callable[[str], str]) -> None:
-    role = str(conninfo_to_dict(make_role(contract))["user"])
-    with session(contract) as conn:
-        conn.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON dl_jobs, dl_job_events TO {role}")  # type: ignore
-        migrations.migrate(contract, "public")
-        tables = "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p', 'v') AND relname LIKE 'dl\\_%'"
-        given = {name for (name,) in conn.execute(tables) if value(conn, RIGHTS, role, name)}
-        assert given == {"dl_jobs", "dl_job_events"}
-
-
-def test_a_queue_in_public_does_not_stand_in_for_a_schema_that_was_never_migrated(own_db: str) -> None:
-    with session(own_db) as conn:
-        conn.execute('CREATE SCHEMA "Other"')
-    with session(own_db, "Other") as conn, pytest.raises(SchemaError, match="no dataloader schema"):
-        migrations.check(conn)
-    with session(own_db, "missing") as conn, pytest.raises(SchemaError, match="no dataloader schema"):
-        migrations.check(conn)
-
-
 # What an interrupted CREATE INDEX CONCURRENTLY leaves.
 INVALID = "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_dl_jobs_time'::regclass"
 # What somebody may do to the schema, and what is said of it.
 DRIFTS = {
     "ALTER TABLE dl_jobs DISABLE TRIGGER dl_jobs_notify_ins": "trigger dl_jobs_notify_ins is disabled",
     "ALTER TABLE dl_jobs ENABLE REPLICA TRIGGER dl_jobs_place_ins": "trigger dl_jobs_place_ins is disabled",
-    "DROP TRIGGER dl_jobs_notify_upd ON dl_jobs": "trigger dl_jobs_notify_upd is missing",
     "DROP TRIGGER dl_jobs_journal_ins ON dl_jobs": "trigger dl_jobs_journal_ins is missing",
     "CREATE OR REPLACE TRIGGER dl_jobs_forget AFTER DELETE ON dl_jobs FOR EACH STATEMENT"
     " EXECUTE FUNCTION notify_job_ready()": "trigger dl_jobs_forget is changed",
-    "DROP INDEX ix_dl_jobs_turn": "index ix_dl_jobs_turn is missing",
     "DROP INDEX ix_dl_jobs_idempotency": "index ix_dl_jobs_idempotency is missing",
     INVALID: "index ix_dl_jobs_time is invalid",
     "CREATE OR REPLACE FUNCTION dl_is_running(p_key_hash int) RETURNS boolean LANGUAGE sql AS 'SELECT false'":
         "function dl_is_running is changed",
-    "ALTER FUNCTION dl_wake_all SECURITY DEFINER": "function dl_wake_all is changed",
+    "ALTER FUNCTION dl_unpark_freed SECURITY DEFINER": "function dl_unpark_freed is changed",
     "ALTER FUNCTION dl_prune RESET enable_sort": "function dl_prune is changed",
     "DROP FUNCTION dl_wake_all": "function dl_wake_all is missing",
     "CREATE OR REPLACE FUNCTION dl_jobs_place() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'":
         "function dl_jobs_place is changed",
-    "CREATE OR REPLACE FUNCTION dl_jobs_journal() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'":
-        "function dl_jobs_journal is changed",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("change", DRIFTS)
-@pytest.mark.long
-def test_drift_is_named_and_ended(own_db: str, module_db: str, change: str, as_superuser: Callable[[str], str]) -> None:
-    with session(own_db) as conn, session(as_superuser(own_db) if change is INVALID else own_db) as other:
+def test_drift_is_named_and_ended(own_db: str, module_db: str, as_superuser: Callable[[str], str]) -> None:
+    with session(own_db) as conn, session(as_superuser(own_db)) as superuser:
         assert migrations.drifted(conn) == []
-        other.execute(change.encode())
-        assert migrations.drifted(conn) == [DRIFTS[change]]
+        for change in DRIFTS:
+            (superuser if change is INVALID else conn).execute(change.encode())
+        drifted = migrations.drifted(conn)
+        assert sorted(drifted) == sorted(DRIFTS.values())
         findings = [finding.what for finding in database._schema_in(conn, "public")]
-        assert f"not as shipped: {DRIFTS[change]}" in findings
-        (mended,) = migrations.migrate(own_db, "public")
-        assert mended.replace(", which", "") == DRIFTS[change]
+        assert f"not as shipped: {'; '.join(drifted)}" in findings
+        mended = migrations.migrate(own_db, "public")
+        assert sorted(line.replace(", which", "") for line in mended) == sorted(DRIFTS.values())
         assert migrations.drifted(conn) == []
     before, after = catalog(module_db), catalog(own_db)
     for part in CATALOG:
         assert after[part] == before[part], part
-
-
-def test_what_a_newer_dataloader_has_changed_has_not_drifted(own_db: str) -> None:
-    with session(own_db) as conn:
-        conn.execute("DROP FUNCTION dl_wake_all; DROP TRIGGER dl_jobs_notify_ins ON dl_jobs")
-        conn.execute("UPDATE dl_migrations SET checksum = 'of newer functions' WHERE number = 0")
-        assert migrations.drifted(conn) == []
-        conn.execute("INSERT INTO dl_migrations VALUES (99, '0099_future.sql', 'x', 1)")
-        assert migrations.drifted(conn) == []
-        assert migrations.migrate(own_db, "public") == []
 
 
 @pytest.mark.parametrize("what", ["later files", "a trigger"])
@@ -642,7 +576,7 @@ def test_a_change_is_made_beside_a_working_queue(own_db: str, monkeypatch: pytes
         assert rest.result(PATIENCE) == (missing if what == "a trigger" else LATER_NAMES)
 
 
-@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII", "WIN1251"])
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
 def test_a_database_without_utf8_is_refused(empty_db: str, encoding: str, as_superuser: Callable[[str], str]) -> None:
     name = f"{conninfo_to_dict(empty_db)['dbname']}_{encoding.lower()}"
     made = sql.SQL("CREATE DATABASE {} ENCODING {} LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")

@@ -13,7 +13,7 @@ import pytest
 from hands import Conn, Worker, Workers, expire, locked, many, plain, quietly, started, step, until
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 from readings import row, state, value, waits
 
@@ -67,11 +67,6 @@ def test_a_claim_takes_one_job_of_a_limit_and_others_beside_it(conn: Conn, worke
     assert [job.job_id for job in claim(worker, 10).jobs] == [limited[0], *others[:3]]
 
 
-def test_a_name_without_a_limit_has_no_bound(conn: Conn, worker: Worker) -> None:
-    queued = jobs(conn, 3, "unknown")
-    assert [job.job_id for job in claim(worker, 10).jobs] == queued
-
-
 def test_a_full_limit_costs_the_jobs_behind_it_nothing(conn: Conn, worker: Worker) -> None:
     allow(conn, most=0)
     with quietly(conn):
@@ -89,16 +84,6 @@ def test_jobs_of_one_key_pass_one_that_waits_for_a_limit(conn: Conn, worker: Wor
     other = plain(conn, lock_key="k")
     assert worker.take().job_id == other
     assert waits(conn, limited) == ["limit:l"]
-
-
-def test_a_parked_row_of_the_key_with_a_full_limit_does_not_start(conn: Conn, workers: Workers) -> None:
-    """The start looks for the first row of the key once more: an older one that was parked meanwhile."""
-    allow(conn, most=0)
-    (limited,) = jobs(conn, 1, lock_key="k", made_sec=-60)
-    conn.execute("UPDATE dl_jobs SET blocked_on = 'key'")
-    other = plain(conn, lock_key="k")
-    assert workers().take().job_id == other
-    assert state(conn, limited)[0] == "queued"
 
 
 def test_a_job_of_two_limits_needs_room_in_both(conn: Conn, worker: Worker) -> None:
@@ -479,17 +464,6 @@ def test_a_delivery_ends_where_the_limits_differ(conn: Conn, worker: Worker) -> 
     assert [job.job_id for job in claim(worker).jobs] == [first, second]
 
 
-def test_a_cancelled_head_frees_its_key(conn: Conn, worker: Worker) -> None:
-    operations.set_order(conn, "q", "test", ordered=True)
-    allow(conn, most=0)
-    (head,) = jobs(conn, 1, lock_key="k")
-    next_one = plain(conn, lock_key="k")
-    assert claim(worker).job is None
-    assert waits(conn, head, next_one) == ["limit:l", "key"]
-    operations.change(conn, "cancel", [head], "test")
-    assert worker.take().job_id == next_one
-
-
 def test_a_job_says_which_limit_it_waits_for_and_a_limit_has_its_figures(conn: Conn, workers: Workers) -> None:
     allow(conn, most=1)
     allow(conn, "rate", per_minute=90.5)
@@ -516,15 +490,14 @@ SELECT count(*) FROM dl_jobs j
 class LimitedFarm(RuleBasedStateMachine):
     """Random claims, ends, crashes and changes of two limits: never more than a limit says, never idle with work."""
 
-    dsn: str
-    conn: Conn
-
-    @initialize()
-    def begin(self) -> None:
-        self.conn.execute("TRUNCATE dl_jobs, dl_job_events, dl_limits, dl_freed")
-        self.workers = [Worker(self.dsn, f"host:{number}:boot") for number in range(3)]
+    def __init__(self, dsn: str, conn: Conn) -> None:
+        super().__init__()
+        self.dsn, self.conn = dsn, conn
+        conn.execute("TRUNCATE dl_jobs, dl_job_events, dl_limits, dl_freed")
+        self.workers = [Worker(dsn, f"host:{number}:boot") for number in range(3)]
         self.runs: list[tuple[Worker, Job]] = []
         self.most: dict[str, int] = {}
+        self.over: dict[str, int] = {}  # how many ran when a limit was lowered
         for name in "ab":
             self.change(name, 1)
 
@@ -540,7 +513,7 @@ class LimitedFarm(RuleBasedStateMachine):
 
     def check_bounds(self) -> None:
         for name, most in self.most.items():
-            assert value(self.conn, RUNNING, name) <= max(most, self.over.get(name, 0))
+            assert value(self.conn, RUNNING, name) <= max(most, self.over[name])
 
     @precondition(lambda self: self.runs)
     @rule(data=st.data(), verb=st.sampled_from(["succeed", "hand_back", "fail"]))
@@ -556,30 +529,26 @@ class LimitedFarm(RuleBasedStateMachine):
         self.runs = [run for run in self.runs if run[0] is not worker]
         self.workers[number] = Worker(self.dsn, worker.name)
 
-    over: dict[str, int] = {}  # how many ran when a limit was lowered  # noqa: RUF012
-
     @rule(name=st.sampled_from("ab"), most=st.integers(0, 3))
     def change(self, name: str, most: int) -> None:
         allow(self.conn, name, most=most)
-        self.most[name] = most
-        self.over = self.over | {name: value(self.conn, RUNNING, name)}
+        self.most[name], self.over[name] = most, value(self.conn, RUNNING, name)
 
     @invariant()
     def never_idle_with_work(self) -> None:
         """No job waits for a limit with room but behind a ready one; of two limits, after a round of the reaper."""
-        assert not hasattr(self, "most") or not value(self.conn, STUCK, 1)
+        assert not value(self.conn, STUCK, 1)
         lifecycle.let_in(self.conn)
-        assert not hasattr(self, "most") or not value(self.conn, STUCK, 2)
+        assert not value(self.conn, STUCK, 2)
 
     def teardown(self) -> None:
-        for worker in getattr(self, "workers", ()):
+        for worker in self.workers:
             worker.conn.close()
 
 
 @pytest.mark.long
-def test_random_steps(dsn: str, conn: Conn) -> None:
-    LimitedFarm.dsn, LimitedFarm.conn = dsn, conn
-    run_machine(LimitedFarm, settings=settings(max_examples=12, stateful_step_count=30))
+def test_no_limit_is_exceeded_or_idle_with_work_whatever_the_steps(dsn: str, conn: Conn) -> None:
+    run_machine(lambda: LimitedFarm(dsn, conn), settings=settings(max_examples=12, stateful_step_count=30))
 
 
 EIGHT_NAMES = "ARRAY(SELECT 'l' || i || '-' || j FROM generate_series(1, 8) j)"
@@ -599,6 +568,6 @@ def test_a_claim_asks_a_bounded_number_of_limits(conn: Conn, most_running: int, 
     assert rows == 13
 
 
-def test_names_without_a_bound_are_not_remembered(conn: Conn) -> None:
+def test_names_without_a_limit_have_no_bound_and_are_not_remembered(conn: Conn) -> None:
     many(conn, 400, limits=EIGHT_NAMES)
     assert conn.execute(ASKED, (1_000,)).fetchone() == (400, 0, 400)

@@ -8,7 +8,6 @@ from typing import Any
 from uuid import UUID
 
 import psutil
-import pytest
 from farming import Farm, until
 
 from dataloader.queue import lifecycle
@@ -22,82 +21,91 @@ def sleeping(mark: int) -> list[psutil.Process]:
     return [p for p in psutil.process_iter(["cmdline"]) if (p.info["cmdline"] or [""])[-1] == str(600 + mark)]
 
 
-@pytest.mark.parametrize("task", ["spins", "sleeps", "tidies_up", "queries"])
-def test_e4_a_plain_function_that_takes_too_long_is_interrupted(farm: Farm, task: str) -> None:
-    """Pure Python, a system call, a statement: the worker survives it, and nothing goes on in the database."""
-    program = farm.ready(workers=1, dl_kill_grace_sec=60)
-    workers = [worker.pid for worker in program.workers()]
-    job = farm.enqueue(task, args={"sec": 600}, timeout_sec=1, max_attempts=1)
-    end = farm.wait(job, "failed")
-    assert end["error"] == "timeout: the run took more than 1 s"
-    kind, payload = farm.journal(job)[-1]
-    assert kind == "failed"
-    assert payload["cpu_sec"] >= 0
-    assert payload["peak_mb"] > 1
-    farm.works()
-    assert [worker.pid for worker in program.workers()] == workers
-    farm.no_sessions("dl-job:")
-    if task == "tidies_up":
-        assert farm.rows("SELECT FROM runs WHERE job_id = %s", job)
+def test_e4_a_run_that_takes_too_long_is_interrupted(farm: Farm) -> None:
+    """Pure Python, a system call, a statement: the workers survive it, and nothing goes on in the database.
 
-
-def test_e4_a_pipelines_own_timeout_is_told_at_the_next_yield(farm: Farm) -> None:
-    """The job's own, where it names one, counts more. A timeout is tried again as any error is."""
-    farm.ready(workers=1)
+    A pipeline's own timeout is told at the next yield; the job's own, where it names one, counts more.
+    """
+    program = farm.ready(workers=4, dl_kill_grace_sec=60)
+    workers = {worker.pid for worker in program.workers()}
+    tasks = ("spins", "sleeps", "tidies_up", "queries")
+    jobs = [farm.enqueue(task, args={"sec": 600}, timeout_sec=1, max_attempts=1) for task in tasks]
     late = farm.enqueue("within_a_second", args={"sec": 600})
     patient = farm.enqueue("within_a_second", args={"sec": 1.5}, timeout_sec=60)
+    for job in jobs:
+        assert farm.wait(job, "failed")["error"] == "timeout: the run took more than 1 s"
+        kind, payload = farm.journal(job)[-1]
+        assert (kind, payload["cpu_sec"] >= 0, payload["peak_mb"] > 1) == ("failed", True, True), payload
+    assert farm.rows("SELECT FROM runs WHERE job_id = %s", jobs[2]), "it has tidied up"
     farm.succeeds(patient)
-    end = farm.job(late)
-    assert (end["status"], end["attempt"]) == ("queued", 1)
-    assert end["error"] == "timeout: the run took more than 1 s"
+    until(lambda: farm.job(late)["error"] == "timeout: the run took more than 1 s", "the pipeline's own timeout")
+    assert (farm.job(late)["status"], farm.job(late)["attempt"]) == ("queued", 1), "it is tried again as any error is"
     assert farm.journal(late)[-1][1]["delay_sec"] == 30
-
-
-@pytest.mark.parametrize(("task", "args"), [("deaf", {}), ("holds_the_gil", GIL)])
-def test_e4_what_does_not_stop_is_killed(farm: Farm, task: str, args: dict[str, Any]) -> None:
-    farm.ready(workers=1)
-    job = farm.enqueue(task, args=args, timeout_sec=1, max_attempts=1)
-    end = farm.wait(job, "failed")
-    assert end["error"] == "timeout: the run took too long, did not stop and was killed on attempt 1"
-    kind, payload = farm.journal(job)[-1]
-    assert (kind, payload["signal"]) == ("failed", signal.SIGKILL)
-    assert payload["cpu_sec"] > (0.1 if task == "deaf" else 0)
-    assert payload["peak_mb"] > 1
-    farm.works()
-
-
-def test_a_killed_runs_statement_ends_too(farm: Farm) -> None:
-    """The server notices that nobody waits for its answer."""
-    program = farm.ready(workers=1)
-    job = farm.running("queries", max_attempts=1)
-    assert len(farm.sessions(f"dl-job:{job}:1")) == 1
-    program.workers()[0].kill()
-    farm.wait(job, "lost")
+    assert {worker.pid for worker in program.workers()} == workers
     farm.no_sessions("dl-job:")
 
 
-@pytest.mark.parametrize(("task", "args"), [("spins", {}), ("deaf", {}), ("holds_the_gil", GIL)])
-def test_a_forced_cancellation_frees_the_slot(farm: Farm, task: str, args: dict[str, Any]) -> None:
-    farm.ready(workers=1)
-    job = farm.running(task, args=args)
-    lifecycle.request_cancel(farm.conn, job, force=True)
-    end = farm.wait(job, "canceled")
-    assert end["error"].startswith("canceled by force")
-    assert farm.journal(job)[-1][0] == "canceled"
+TOO_LONG = "timeout: the run took too long, did not stop and was killed on attempt 1"
+STUCK = "stuck: the run reported nothing for its stall_sec and was killed"
+TOO_LARGE = "out of memory: the run used [4-9].. MB, max_memory_mb is 400, and was killed"
+KILLED: list[tuple[str, dict[str, Any], float | None, str, str]] = [  # task, args, timeout_sec, end, error
+    ("deaf", {}, 1, "failed", TOO_LONG),
+    ("holds_the_gil", GIL, 1, "failed", TOO_LONG),
+    ("never.steps", {"how": "sleep"}, None, "failed", STUCK),
+    ("never.steps", {"how": "C"}, None, "failed", STUCK),
+    ("hungry", {}, None, "lost", TOO_LARGE),
+    ("hungry", {"child": True}, None, "lost", TOO_LARGE),
+]
+
+
+def test_e1_e4_what_does_not_stop_is_killed_and_its_error_says_why(farm: Farm) -> None:
+    program = farm.ready(workers=len(KILLED))
+    jobs = [farm.enqueue(task, args=args, timeout_sec=sec, max_attempts=1) for task, args, sec, *_ in KILLED]
+    for job, (task, args, _, end, error) in zip(jobs, KILLED, strict=True):
+        assert re.match(error, farm.wait(job, "failed", "lost")["error"]), (task, args)
+        kind, payload = farm.journal(job)[-1]
+        assert (kind, payload["signal"]) == (end, signal.SIGKILL), (task, args)
+        assert payload["cpu_sec"] > (0.1 if task == "deaf" else 0)
+        # By another counter of the kernel, which is a few pages behind.
+        assert payload["peak_mb"] > (395 if (task, args) == ("hungry", {}) else 1)
+    for job, function in ((jobs[2], "never_steps"), (jobs[3], "hold_the_gil")):
+        (stacks,) = stacks_of(farm, job)
+        assert function in stacks.split("\n\n")[0], "the pipeline's thread comes first"
+    assert {line["why"] for line in program.events("supervisor.worker.killed")} == {"timeout", "stuck", "memory"}
+    until(lambda: len(program.children("idle")) == len(KILLED), "all places to be free")
     farm.works()
 
 
-def test_without_force_a_cancellation_waits_for_a_safe_point_until_it_is_forced(farm: Farm) -> None:
-    farm.ready(workers=1)
-    job = farm.running("deaf")
-    lifecycle.request_cancel(farm.conn, job)
-    until(lambda: "cancel_requested" in farm.story(job))
-    before = farm.job(job)["heartbeat_at"]
-    until(lambda: farm.job(job)["heartbeat_at"] > before)
-    assert farm.job(job)["status"] == "running"
-    lifecycle.request_cancel(farm.conn, job, force=True)
-    farm.wait(job, "canceled")
-    assert farm.story(job) == ["queued", "picked", "cancel_requested", "cancel_requested", "canceled"]
+def test_i5_a_forced_cancellation_frees_the_slot_and_ends_all_that_the_run_has_started(farm: Farm) -> None:
+    """Without force it waits for a safe point. One that the keeper missed is enforced when it is back."""
+    program = farm.ready(workers=5)
+    mark = {"mark": next(MARKS)}
+    deaf, gil, *others = (
+        farm.running(task, args=args)
+        for task, args in (
+            *(("deaf", {}), ("holds_the_gil", GIL), ("spins", {})),
+            *(("waits_for_a_child", mark | {"daemon": daemon}) for daemon in (False, True)),
+        )
+    )
+    assert len(sleeping(mark["mark"])) == 2
+    lifecycle.request_cancel(farm.conn, deaf)
+    until(lambda: "cancel_requested" in farm.story(deaf))
+    before = farm.job(deaf)["heartbeat_at"]
+    until(lambda: farm.job(deaf)["heartbeat_at"] > before)
+    assert farm.job(deaf)["status"] == "running"
+    for job in (deaf, *others):
+        lifecycle.request_cancel(farm.conn, job, force=True)
+    for job in (deaf, *others):
+        assert farm.wait(job, "canceled")["error"].startswith("canceled by force")
+    assert farm.story(deaf) == ["queued", "picked", "cancel_requested", "cancel_requested", "canceled"]
+    until(lambda: not sleeping(mark["mark"]), "the children, which have been killed by now, to end")
+    (keeper,) = program.children("keeper")
+    keeper.suspend()
+    lifecycle.request_cancel(farm.conn, gil, force=True)
+    keeper.kill()
+    farm.wait(gil, "canceled")
+    until(lambda: len(program.children("idle")) == 5, "all places to be free")
+    farm.works()
 
 
 def test_dl_cancel_grace_sec_forces_it_by_itself(farm: Farm) -> None:
@@ -107,60 +115,25 @@ def test_dl_cancel_grace_sec_forces_it_by_itself(farm: Farm) -> None:
     assert farm.wait(job, "canceled")["error"] == "canceled by force"
 
 
-def test_a_cancellation_that_the_keeper_missed_is_enforced_when_it_is_back(farm: Farm) -> None:
-    program = farm.ready(workers=1)
-    job = farm.running("holds_the_gil", args=GIL)
-    (keeper,) = program.children("keeper")
-    keeper.suspend()
-    lifecycle.request_cancel(farm.conn, job, force=True)
-    keeper.kill()
-    farm.wait(job, "canceled")
-
-
-@pytest.mark.parametrize("child", [False, True])
-def test_e1_too_much_memory_is_a_crash_that_says_so(farm: Farm, child: bool) -> None:
-    program = farm.ready(workers=1)
-    job = farm.enqueue("hungry", args={"child": child}, max_attempts=1)
-    end = farm.wait(job, "lost")
-    assert re.match("out of memory: the run used [4-9].. MB, max_memory_mb is 400, and was killed", end["error"])
-    kind, payload = farm.journal(job)[-1]
-    assert (kind, payload["signal"]) == ("lost", signal.SIGKILL)
-    assert child or payload["peak_mb"] > 395  # by another counter of the kernel, which is a few pages behind
-    assert program.events("supervisor.worker.killed")[0]["why"] == "memory"
-    farm.works()
-
-
-@pytest.mark.parametrize("die", [False, True])
-def test_i5_no_child_survives_its_job(farm: Farm, die: bool) -> None:
-    """Neither after a good end nor after a crash, not even one that made itself independent."""
+def test_i5_nothing_that_a_run_has_started_survives_it(farm: Farm) -> None:
+    """Neither after a good end nor after a crash: not a child that made itself independent, not a statement."""
     farm.ready(workers=1)
-    mark = next(MARKS)
-    job = farm.enqueue("leaves_children", args={"mark": mark, "die": die}, max_attempts=1)
-    farm.wait(job, "lost" if die else "succeeded")
-    until(lambda: not sleeping(mark), "the children to be gone")
-    farm.works()
-
-
-def test_what_a_child_has_used_counts_for_its_own_run(farm: Farm) -> None:
-    """Also where the worker has to kill the child after the run."""
-    farm.ready(workers=1)
+    for die in (False, True):
+        mark = next(MARKS)
+        job = farm.enqueue("leaves_children", args={"mark": mark, "die": die}, max_attempts=1)
+        farm.wait(job, "lost" if die else "succeeded")
+        until(lambda mark=mark: not sleeping(mark), "the children to be gone")
+    job = farm.running("queries", max_attempts=1)
+    assert len(farm.sessions(f"dl-job:{job}:1")) == 1
+    farm.worker(job).kill()
+    farm.wait(job, "lost")
+    farm.no_sessions("dl-job:")
     costs = []
     for task in ("leaves_a_busy_child", "noop"):
         job = farm.enqueue(task)
-        farm.wait(job, "succeeded")
+        farm.succeeds(job)
         costs.append(farm.journal(job)[-1][1]["cpu_sec"])
-    assert costs[0] >= 0.3 > costs[1]
-
-
-@pytest.mark.parametrize("daemon", [False, True])
-def test_i5_a_child_does_not_survive_a_forced_end(farm: Farm, daemon: bool) -> None:
-    farm.ready(workers=1)
-    mark = next(MARKS)
-    job = farm.running("waits_for_a_child", args={"mark": mark, "daemon": daemon})
-    assert sleeping(mark)
-    lifecycle.request_cancel(farm.conn, job, force=True)
-    farm.wait(job, "canceled")
-    until(lambda: not sleeping(mark), "the child, which has been killed by now, to end")
+    assert costs[0] >= 0.3 > costs[1], "what a child has used counts for its own run"
 
 
 def test_i5_a_child_does_not_survive_a_worker_that_is_killed_when_its_supervisor_is_dead(farm: Farm) -> None:
@@ -180,34 +153,15 @@ def stacks_of(farm: Farm, job_id: UUID) -> list[str]:
     return [payload["stacks"] for kind, payload in farm.journal(job_id) if kind == "stuck"]
 
 
-@pytest.mark.parametrize(("how", "function"), [("sleep", "never_steps"), ("C", "hold_the_gil")])
-def test_a_stuck_run_ends_as_an_error_with_its_stacks_in_the_journal(farm: Farm, how: str, function: str) -> None:
-    farm.ready(workers=1, dl_heartbeat_sec=1)
-    job = farm.enqueue("never.steps", args={"how": how}, max_attempts=1)
-    end = farm.wait(job, "failed")
-    assert end["error"].startswith("stuck: the run reported nothing for its stall_sec and was killed")
-    (stacks,) = stacks_of(farm, job)
-    assert function in stacks.split("\n\n")[0], "the pipeline's thread comes first"
-    farm.works()
-
-
-def test_a_stuck_run_is_reported_once_for_each_silence_and_goes_on(farm: Farm) -> None:
-    farm.ready(workers=1)
-    job = farm.enqueue("silent", args={"sec": 2})
-    assert farm.wait(job, "succeeded")["attempt"] == 1
-    assert len(stacks_of(farm, job)) in (2, 3), "where the end is written late, that is a silence too"
-
-
-def test_a_run_that_reports_now_and_then_is_not_stuck(farm: Farm) -> None:
-    farm.ready(workers=1)
-    job = farm.enqueue("talks")
-    farm.succeeds(job)
-    assert stacks_of(farm, job) == []
-
-
-def test_people_see_that_workers_are_stuck(farm: Farm) -> None:
-    farm.ready(workers=2)
+def test_a_silent_run_is_reported_once_for_each_silence_and_shown(farm: Farm) -> None:
+    """It goes on. A run that reports now and then is not stuck."""
+    farm.ready(workers=4)
     for _ in range(2):
         farm.enqueue("silent", args={"sec": 30})
-    seen = "SELECT state, seen_at - reported_at > interval '0.5 s' FROM dl_workers"
-    until(lambda: farm.rows(seen) == [("stuck", True)] * 2, "both workers to be shown as stuck")
+    silent, talks = farm.enqueue("silent", args={"sec": 2}), farm.enqueue("talks")
+    farm.succeeds(talks)
+    assert farm.wait(silent, "succeeded")["attempt"] == 1
+    assert len(stacks_of(farm, silent)) in (2, 3), "where the end is written late, that is a silence too"
+    assert stacks_of(farm, talks) == []
+    seen = "SELECT count(*) FROM dl_workers WHERE state = 'stuck' AND seen_at - reported_at > interval '3 s'"
+    until(lambda: farm.rows(seen) == [(2,)], "the workers of the first two to be shown as stuck")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,7 +22,11 @@ from dataloader.queue.migrations import SchemaError
 from dataloader.queue.reports import alerts, predictions, stats
 
 CANARY = "canary-s3cret"
+LOGS_LOCK = 431315969907  # that of dl_log_days
 NOWHERE = f"postgresql://u:{CANARY}@127.0.0.1:1/d"
+
+SHARED = ("transaction", "statement")  # modes in which sessions are shared
+LEVELS = ("error", "warning", "ok")
 
 Check = Callable[..., "Checked"]
 
@@ -108,10 +113,26 @@ def test_an_embedded_server_that_is_running_is_found(check: Check, server_dsn: s
     assert "version" in [about for about, *_ in check().of("ok")]
 
 
-def test_no_database_is_configured(check: Check) -> None:
-    ((about, what, advice),) = check().of("error")
-    assert (about, what) == ("database", "no database is configured")
-    assert "DL_DB_DSN or PG_HOST" in advice
+OF_SERVER = {"pg_host": "127.0.0.1", "pg_port": "1", "pg_user": "u", "pg_password": CANARY, "pg_database": "d"}
+ABSENT = ("port=1: connection failed", "correct host and port")
+
+
+@pytest.mark.parametrize(
+    ("settings", "level", "about", "what", "advice"),
+    [
+        ({}, "error", "database", "no database is configured", "DL_DB_DSN or PG_HOST"),
+        ({"dl_db_dsn": NOWHERE}, "error", "database", *ABSENT),
+        (OF_SERVER, "error", "database", *ABSENT),
+        ({"dl_db_dsn": "", "dl_target_dsn": NOWHERE}, "error", "target", *ABSENT),
+        ({"dl_db_dsn": "", "pg_schema": "elsewhere"}, "warning", "target", "elsewhere", "CREATE SCHEMA elsewhere"),
+    ],
+    ids=["no database", "one that is not there", "the same by PG_HOST", "no target", "a schema that is not found"],
+)
+def test_a_database_that_cannot_be_used(
+    check: Check, dsn: str, settings: dict[str, str], level: str, about: str, what: str, advice: str
+) -> None:
+    found = check(**{name: value or dsn for name, value in settings.items()}).of(level)
+    assert [(found_about, what in text, advice in cure) for found_about, text, cure in found] == [(about, True, True)]
 
 
 def test_wrong_settings_are_all_named(check: Check) -> None:
@@ -120,75 +141,44 @@ def test_wrong_settings_are_all_named(check: Check) -> None:
     assert wrong == ["APP_PORT", "DL_DB_DSN", "WORKERS_JSON", "DL_STALL_SEC"]
 
 
-@pytest.mark.parametrize(
-    ("code", "level", "words", "advice"),
-    [
-        ("raise ValueError('password=canary-s3cret')", "error", "ValueError: password=***", "correct the module"),
-        ("def (", "error", "SyntaxError", "correct the module"),
-        ("import sys; sys.exit(3)", "error", "SystemExit: 3", "correct the module"),
-        ("import nothing_of_this_name", "error", "No module named 'nothing_of_this_name'", "correct the module"),
-        (None, "error", "No module named 'mine'", "PYTHONPATH"),
-        ("", "warning", "mine registers no task", "@register"),
-        ("from dataloader.pipelines import register\n@register('noop')\ndef f(args): ...", "error", "twice", "correct"),
-    ],
-)
-def test_a_pipeline_module_that_is_wrong(
-    check: Check, tmp_path: Path, code: str | None, level: str, words: str, advice: str
-) -> None:
-    if code is not None:
-        (tmp_path / "mine.py").write_text(code)
-    found = check(dl_pipelines="mine").of(level)
-    ((what, cure),) = [(what, cure) for about, what, cure in found if about == "pipelines"]
-    assert what.startswith("DL_PIPELINES: mine ")
-    assert (words in what, advice in cure) == (True, True)
-
-
 HOOK = "from dataloader.pipelines import around_enqueue\n@around_enqueue\ndef f(job): return job\n"
+TASK = "from dataloader.pipelines import register\n@register({!r})\ndef f(args): ..."
+CORRECT = "correct the module"
+MODULES = {  # of DL_PIPELINES: the code, what is found, what helps
+    "raises": ("raise ValueError('password=canary-s3cret')", "error", "ValueError: password=***", CORRECT),
+    "wrong": ("def (", "error", "SyntaxError", CORRECT),
+    "leaves": ("import sys; sys.exit(3)", "error", "SystemExit: 3", CORRECT),
+    "lacks": ("import nothing_of_this_name", "error", "No module named 'nothing_of_this_name'", CORRECT),
+    "absent": (None, "error", "No module named 'absent'", "PYTHONPATH"),
+    "empty": ("", "warning", "empty registers no task", "@register"),
+    "twice": (TASK.format("noop"), "error", "twice", "correct"),
+    "hooked": (HOOK, "warning", "@around_enqueue, which no API process would call", "name the module of this function"),
+}
 
 
-def test_a_hook_that_the_api_would_not_call(check: Check, tmp_path: Path) -> None:
+def test_each_module_that_is_wrong_is_named_with_what_helps(check: Check, tmp_path: Path) -> None:
+    """A module that prints leaves the document whole."""
+    for name, (code, *_) in MODULES.items():
+        if code is not None:
+            (tmp_path / f"{name}.py").write_text(code)
+    (tmp_path / "loud.py").write_text(f"print('loud')\n{TASK.format('my.task')}")
+    (tmp_path / "bad_hook.py").write_text(HOOK.replace("f(job)", "f()"))
+    checked = check(dl_pipelines=",".join([*MODULES, "loud"]), dl_hooks="bad_hook")
+    found = {level: [each[1:] for each in checked.of(level) if each[0] == "pipelines"] for level in LEVELS}
+    (refused,) = [each for each in found["error"] if each[0].startswith("DL_HOOKS: ")]
+    assert refused[0].startswith("DL_HOOKS: bad_hook cannot be imported: TypeError: @around_enqueue: bad_hook.f should")
+    assert refused[1].startswith(CORRECT)
+    for name, (_, level, words, advice) in MODULES.items():
+        ((what, cure),) = [each for each in found[level] if each[0].startswith(f"DL_PIPELINES: {name} ")]
+        assert (words in what, advice in cure) == (True, True), name
+    assert sum(map(len, found.values())) == len(MODULES) + 2
+    assert "my.task" in found["ok"][0][0]
+
+
+def test_a_hook_that_the_api_calls_is_no_finding(check: Check, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(HOOK)
-    found = [found for found in check(dl_pipelines="mine").of("warning") if found[0] == "pipelines"]
-    assert found == [
-        (
-            "pipelines",
-            "DL_PIPELINES: mine registers @around_enqueue, which no API process would call",
-            "name the module of this function in DL_HOOKS too",
-        )
-    ]
-    for settings in ({"dl_pipelines": "mine", "dl_hooks": "mine"}, {"dl_hooks": "mine"}):
-        assert "pipelines" not in [about for about, *_ in check(**settings).of("warning")]
-
-
-def test_a_module_of_hooks_that_is_wrong(check: Check, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(HOOK.replace("f(job)", "f()"))
-    ((what, advice),) = [
-        (what, cure) for about, what, cure in check(dl_hooks="mine").of("error") if about == "pipelines"
-    ]
-    assert what.startswith("DL_HOOKS: mine cannot be imported: TypeError: @around_enqueue: mine.f should be a function")
-    assert advice.startswith("correct the module")
-
-
-def test_a_module_that_prints_leaves_the_document_whole(check: Check, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "print('loud')\nfrom dataloader.pipelines import register\n@register('my.task')\ndef f(args): ..."
-    )
-    tasks = [what for about, what, _ in check(dl_pipelines="mine").of("ok") if about == "pipelines"]
-    assert "my.task" in tasks[0]
-
-
-@pytest.mark.parametrize(
-    "where",
-    [
-        {"dl_db_dsn": NOWHERE},
-        {"pg_host": "127.0.0.1", "pg_port": "1", "pg_user": "u", "pg_password": CANARY, "pg_database": "d"},
-    ],
-)
-def test_a_database_that_is_not_there(check: Check, where: dict[str, str]) -> None:
-    ((about, what, advice),) = check(**where).of("error")
-    assert about == "database"
-    assert "port=1: connection failed" in what
-    assert "correct host and port" in advice
+    found = check(dl_pipelines="mine", dl_hooks="mine").of("warning")
+    assert "pipelines" not in [about for about, *_ in found]
 
 
 NO_DSN = "no database is configured: set DL_DB_DSN or PG_HOST"
@@ -215,16 +205,6 @@ def test_each_command_names_a_wrong_database_in_words(
     assert CANARY not in done.stdout + done.stderr
 
 
-def test_a_target_that_is_not_there(check: Check, dsn: str) -> None:
-    found = check(dl_db_dsn=dsn, dl_target_dsn=NOWHERE)
-    assert [about for about, *_ in found.of("error")] == ["target"]
-
-
-def test_a_schema_that_pipelines_do_not_find(check: Check, dsn: str) -> None:
-    ((about, _, advice),) = check(dl_db_dsn=dsn, pg_schema="elsewhere").of("warning")
-    assert (about, "CREATE SCHEMA elsewhere" in advice) == ("target", True)
-
-
 @pytest.mark.parametrize("schema", ["public", "new"])
 def test_a_database_without_the_queue(check: Check, empty_db: str, schema: str) -> None:
     ((about, what, advice),) = check(dl_db_dsn=empty_db, pg_schema_queue=schema).of("error")
@@ -235,46 +215,35 @@ def test_a_database_without_the_queue(check: Check, empty_db: str, schema: str) 
 
 
 MIGRATE = "run `dataloader migrate`"
+MISSING = "the schema's functions are missing, a migration has stopped before them"
+UNFIT = [  # a statement; what is found behind it, and what helps
+    ("GRANT CREATE ON SCHEMA public TO PUBLIC", "warning", "privileges", "every role may create in the schema public",
+     "REVOKE CREATE ON SCHEMA public FROM PUBLIC"),
+    ("UPDATE dl_migrations SET checksum = 'other' WHERE number = 0", "warning", "schema", "not up to date: functions",
+     MIGRATE),
+    ("DELETE FROM dl_migrations WHERE number = 0", "error", "schema", MISSING, MIGRATE),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("statement", "level", "about", "what", "advice"),
-    [
-        (
-            "UPDATE dl_migrations SET checksum = 'other' WHERE number = 0",
-            *("warning", "schema", "not up to date: functions", MIGRATE),
-        ),
-        (
-            "DELETE FROM dl_migrations WHERE number = 0",
-            *("error", "schema", "the schema's functions are missing, a migration has stopped before them", MIGRATE),
-        ),
-        (
-            "GRANT CREATE ON SCHEMA public TO PUBLIC",
-            *("warning", "privileges", "every role may create in the schema public"),
-            "REVOKE CREATE ON SCHEMA public FROM PUBLIC",
-        ),
-    ],
-    ids=["functions that changed", "a migration that stopped before them", "everybody may create"],
-)
-def test_a_schema_that_is_not_as_it_should_be(
-    check: Check, own_db: str, statement: str, level: str, about: str, what: str, advice: str
-) -> None:
-    execute(own_db, statement)
-    ((found_about, found, found_advice),) = check(dl_db_dsn=own_db).of(level)
-    assert (found_about, found_advice) == (about, advice)
-    assert found.startswith(what)
+def test_a_schema_that_is_not_as_it_should_be(check: Check, own_db: str, role: str) -> None:
+    grant_all(own_db, role)
+    for statement, level, about, what, advice in UNFIT:
+        execute(own_db, statement)
+        ((found_about, found, found_advice),) = check(dl_db_dsn=own_db).of(level)
+        assert (found_about, found_advice) == (about, advice)
+        assert found.startswith(what)
+        if advice != MIGRATE:
+            execute(own_db, advice)
+    ((about, _, advice),) = check(dl_db_dsn=role).of("error")
+    assert (about, "as a role that may create in the schema" in advice) == ("schema", True), "this one may not migrate"
 
 
 def test_functions_that_lend_everybody_the_owners_rights(check: Check, own_db: str, role: str) -> None:
     """As after a backup that was restored without access rights; granting to any role mends it."""
     execute(own_db, "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO PUBLIC")
     ((about, what, advice),) = check(dl_db_dsn=own_db).of("warning")
-    names = (
-        "dl_depend, dl_enqueue, dl_enqueue_many, dl_enqueue_one, dl_job_status, dl_jobs_gone,"
-        " dl_jobs_internal, dl_jobs_journal, dl_jobs_score, dl_jobs_step, dl_linked, dl_log_days, dl_set_trace"
-    )
-    assert (about, what) == ("privileges", f"every role may call {names}, with the rights of the queue's owner")
-    assert "dataloader migrate --roles" in advice
+    assert (about, "dataloader migrate --roles" in advice) == ("privileges", True)
+    assert re.match("every role may call .*dl_enqueue.*, with the rights of the queue's owner", what)
     grant_all(own_db, role)
     assert check(dl_db_dsn=own_db).of("warning") == []
 
@@ -284,50 +253,24 @@ def test_a_superuser(check: Check, own_db: str) -> None:
     assert (about, "this role is a superuser" in what, "use an ordinary role" in advice) == ("privileges", True, True)
 
 
-def test_a_role_without_privileges(check: Check, role: str) -> None:
+def test_a_role_is_told_what_it_lacks(check: Check, own_db: str, role: str) -> None:
     errors = {what for about, what, _ in check(dl_db_dsn=role).of("error") if about == "privileges"}
     assert "this role has no SELECT, INSERT, UPDATE, DELETE on dl_jobs" in errors
     assert "this role has no SELECT on dl_migrations" in errors
-
-
-def test_a_role_with_just_what_it_needs(check: Check, own_db: str, role: str) -> None:
     grant_all(own_db, role)
     assert check(dl_db_dsn=role).status == 0
-    execute(own_db, "REVOKE UPDATE ON dl_jobs FROM {}", role)
-    ((_, what, advice),) = check(dl_db_dsn=role).of("error")
-    assert (what, advice) == ("this role has no UPDATE on dl_jobs", "GRANT UPDATE ON dl_jobs")
-    execute(own_db, "GRANT UPDATE ON dl_jobs TO {}", role)
-    execute(own_db, "REVOKE EXECUTE ON FUNCTION dl_wake_all, dl_prune FROM {}", role)
-    ((_, what, advice),) = check(dl_db_dsn=role).of("error")
-    assert what == "this role may not call dl_prune, dl_wake_all"
-    assert "dataloader migrate --roles farm=NAME" in advice
-
-
-@pytest.mark.parametrize("table", ["dl_jobs", "dl_migrations"])
-def test_a_role_from_which_row_security_hides_the_rows(check: Check, own_db: str, role: str, table: str) -> None:
-    """A farm of this role sees an empty queue. With a policy for the role the check is content."""
-    grant_all(own_db, role)
-    execute(own_db, "CREATE TABLE dl_of_another_program ()")
-    execute(own_db, "GRANT ALL ON dl_of_another_program TO PUBLIC")
-    execute(own_db, "ALTER TABLE dl_of_another_program ENABLE ROW LEVEL SECURITY")
-    assert check(dl_db_dsn=role).status == 0
-    execute(own_db, f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
-    execute(own_db, f"CREATE POLICY additions ON {table} FOR INSERT WITH CHECK (true)")
-    execute(own_db, f"CREATE POLICY of_others ON {table} TO pg_monitor USING (true)")
-    ((about, what, advice),) = check(dl_db_dsn=role).of("error")
-    assert (about, what) == ("schema", f"row security hides the rows of {table} from this role")
-    assert f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY" in advice
-    assert check(dl_db_dsn=own_db).status == 0
-    execute(own_db, f"CREATE POLICY all_rows ON {table} USING (true)")
-    assert check(dl_db_dsn=role).status == 0
-
-
-def test_a_role_that_may_not_migrate(check: Check, own_db: str, role: str) -> None:
-    grant_all(own_db, role)
-    execute(own_db, "DELETE FROM dl_migrations WHERE number = 0")
-    ((about, _, advice),) = check(dl_db_dsn=role).of("error")
-    assert about == "schema"
-    assert "as a role that may create in the schema" in advice
+    for statement, what, advice in (
+        ("REVOKE UPDATE ON dl_jobs FROM {}", "this role has no UPDATE on dl_jobs", "GRANT UPDATE ON dl_jobs"),
+        ("REVOKE EXECUTE ON FUNCTION dl_wake_all, dl_prune FROM {}", "this role may not call dl_prune, dl_wake_all",
+         "dataloader migrate --roles farm=NAME"),
+    ):  # fmt: skip
+        execute(own_db, statement, role)
+        ((_, found, cure),) = check(dl_db_dsn=role).of("error")
+        assert (found, advice in cure) == (what, True)
+        grant_all(own_db, role)
+    with psycopg.connect(own_db, application_name="dl-worker:q:host:1:x"):
+        ((about, found, cure),) = check(dl_db_dsn=role).of("warning")
+    assert (about, "may not end sessions" in found, "pg_signal_backend" in cure) == ("privileges", True, True)
 
 
 def test_a_role_that_may_not_enter_the_schema(check: Check, own_db: str, role: str) -> None:
@@ -336,13 +279,22 @@ def test_a_role_that_may_not_enter_the_schema(check: Check, own_db: str, role: s
     assert (about, what) == ("privileges", "no USAGE on schema public")
 
 
-def test_workers_of_another_role_whose_sessions_cannot_be_ended(check: Check, own_db: str, role: str) -> None:
+def test_a_role_from_which_row_security_hides_the_rows(check: Check, own_db: str, role: str) -> None:
+    """A farm of this role sees an empty queue. With a policy for the role the check is content."""
     grant_all(own_db, role)
-    with psycopg.connect(own_db, application_name="dl-worker:q:host:1:x"):
-        ((about, what, advice),) = check(dl_db_dsn=role).of("warning")
-    assert about == "privileges"
-    assert "may not end sessions" in what
-    assert "pg_signal_backend" in advice
+    execute(own_db, "CREATE TABLE dl_of_another_program (); GRANT ALL ON dl_of_another_program TO PUBLIC")
+    execute(own_db, "ALTER TABLE dl_of_another_program ENABLE ROW LEVEL SECURITY")
+    assert check(dl_db_dsn=role).status == 0
+    for table in ("dl_jobs", "dl_migrations"):
+        execute(own_db, f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
+        execute(own_db, f"CREATE POLICY additions ON {table} FOR INSERT WITH CHECK (true)")
+        execute(own_db, f"CREATE POLICY of_others ON {table} TO pg_monitor USING (true)")
+        ((about, what, advice),) = check(dl_db_dsn=role).of("error")
+        assert (about, what) == ("schema", f"row security hides the rows of {table} from this role")
+        assert f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY" in advice
+        assert check(dl_db_dsn=own_db).status == 0
+        execute(own_db, f"CREATE POLICY all_rows ON {table} USING (true)")
+        assert check(dl_db_dsn=role).status == 0
 
 
 def test_a_role_that_becomes_another_and_does_not_see_its_own_sessions(check: Check, own_db: str, role: str) -> None:
@@ -356,13 +308,16 @@ def test_a_role_that_becomes_another_and_does_not_see_its_own_sessions(check: Ch
         lifecycle.open_session(conn, "x")
 
 
-def test_too_few_connections_for_the_wish(check: Check, own_db: str, role: str) -> None:
+def test_too_few_connections_for_the_wish_and_none_at_all(check: Check, own_db: str, role: str) -> None:
     grant_all(own_db, role)
     execute(own_db, "ALTER ROLE {} CONNECTION LIMIT 20", role)
     found = check(dl_db_dsn=role, workers_json='[{"queue":"q","concurrency":9}]')
     ((about, what, advice),) = found.of("error")
     assert (about, "needs 21 to" in what, "the role's limit" in what) == ("connections", True, True)
     assert "lower WORKERS_JSON" in advice
+    execute(own_db, "ALTER ROLE {} CONNECTION LIMIT 0", role)
+    ((about, what, advice),) = check(dl_db_dsn=role).of("error")
+    assert (about, "too many connections" in what, "CONNECTION LIMIT" in advice) == ("database", True, True)
 
 
 def test_the_farms_of_other_hosts_count_against_the_limits(check: Check, own_db: str) -> None:
@@ -381,20 +336,23 @@ def test_the_farms_of_other_hosts_count_against_the_limits(check: Check, own_db:
         assert check(dl_db_dsn=own_db).of("warning") == []
 
 
-@pytest.mark.parametrize("lock", [stats.NOTE_LOCK, predictions.LOCK, set_aside.LOCK, 431315969907])
-def test_a_session_that_keeps_a_lock_of_the_farm_is_named(check: Check, own_db: str, role: str, lock: int) -> None:
+def test_a_session_that_keeps_a_lock_of_the_farm_is_named(check: Check, own_db: str, role: str) -> None:
     """A role that may only CONNECT; keys of jobs, which are smaller numbers, are no business of this finding."""
-    with psycopg.connect(role, application_name="psql") as stranger:
-        stranger.execute("SELECT pg_advisory_lock(%s), pg_advisory_lock(hashtext('key'))", (lock,))
-        stranger.commit()
-        ((about, what, advice),) = check(dl_db_dsn=own_db).of("warning")
-        with db.connect(own_db, name="test", schema="public") as conn:
-            (blocker,) = stats.postgres(conn)["blockers"]
-        name, pid = conninfo_to_dict(role)["user"], stranger.info.backend_pid
+    name = conninfo_to_dict(role)["user"]
+    for lock in (stats.NOTE_LOCK, predictions.LOCK, set_aside.LOCK, LOGS_LOCK):
+        with (
+            psycopg.connect(role, application_name="psql", autocommit=True) as stranger,
+            db.connect(own_db, name="test", schema="public") as conn,
+        ):
+            stranger.execute("SELECT pg_advisory_lock(%s), pg_advisory_lock(hashtext('key'))", (lock,))
+            pid = stranger.info.backend_pid
+            (blocker,) = until(lambda: stats.postgres(conn)["blockers"], "the lock to count")
+            assert (blocker["blocks"], blocker["pid"], blocker["user"]) == ("lock", pid, name)
+            warnings = check(dl_db_dsn=own_db).of("warning") if lock == LOGS_LOCK else []
+    ((about, what, advice),) = warnings
     begin = f"The database session of {name} (psql), backend {pid}, has held an advisory lock of the farm"
     assert (about, what.startswith(begin)) == ("locks", True)
     assert f"pg_terminate_backend({pid})" in advice
-    assert (blocker["blocks"], blocker["pid"], blocker["user"]) == ("lock", pid, name)
 
 
 def test_a_lock_that_the_reaper_has_for_a_moment_is_no_finding(own_db: str) -> None:
@@ -429,14 +387,14 @@ def test_the_session_of_the_oldest_transaction_is_named_while_notifications_pile
         assert "may keep the NOTIFY queue from being emptied" in alert.text
 
 
-def test_no_connection_is_left(check: Check, own_db: str, role: str) -> None:
-    execute(own_db, "ALTER ROLE {} CONNECTION LIMIT 0", role)
-    ((about, what, advice),) = check(dl_db_dsn=role).of("error")
-    assert (about, "too many connections" in what, "CONNECTION LIMIT" in advice) == ("database", True, True)
-
-
-@pytest.mark.parametrize("more", [[], ["server_round_robin=1"], ["default_pool_size=1"]])
-@pytest.mark.parametrize("mode", ["transaction", "statement"])
+@pytest.mark.parametrize(
+    ("mode", "more"),
+    [
+        ("transaction", []),
+        ("transaction", ["server_round_robin=1"]),
+        *((mode, ["default_pool_size=1"]) for mode in SHARED),
+    ],
+)
 def test_b2_d10_a_pooler_in_transaction_mode_is_refused(check: Check, dsn: str, mode: str, more: list[str]) -> None:
     with pooler(dsn, mode, TAKES_OUR_OPTIONS, *more) as through:
         found = check(dl_db_dsn=through)

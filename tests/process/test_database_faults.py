@@ -112,24 +112,6 @@ def test_a_database_that_was_restored_to_the_past_is_served_by_the_same_workers(
             assert program.stop() == 0
 
 
-def test_h3_a_primary_that_refuses_writes_is_waited_for(database: Database, served: Farm) -> None:
-    """25006 marks nothing failed: runs go on, their ends are written when it is over, and so are new claims."""
-    program = served.ready(workers=2, debug=1)
-    reaper = served.reaper()
-    long, short = LongJob(served, "long"), LongJob(served, "short")
-    database.admin("ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()")
-    reaper.logged("farm.database.lost")  # by now the other sessions have read the setting, too
-    short.go.touch()
-    program.logged("worker.session.lost")
-    program.logged("farm.database.lost")
-    assert served.rows("SELECT DISTINCT status::text FROM dl_jobs") == [("running",)]
-    database.admin("ALTER SYSTEM RESET default_transaction_read_only", "SELECT pg_reload_conf()")
-    short.ends_well()
-    served.works()
-    long.ends_well()
-    reaper.logged("farm.database.back")
-
-
 def spend_ids(database: Database) -> None:
     """Start the server again so near a wraparound that it assigns no transaction ids; its autovacuum sleeps."""
     database.admin("ALTER SYSTEM SET autovacuum_naptime = '1d'")
@@ -146,11 +128,26 @@ def spend_ids(database: Database) -> None:
     database.start_again()
 
 
-def test_a_server_without_transaction_ids_is_waited_for(database: Database, served: Farm, free_port: int) -> None:
-    """54000 marks nothing failed here. The API says so, and all goes on once the ids are vacuumed."""
+def test_h3_a_server_that_refuses_writes_is_waited_for(database: Database, served: Farm, free_port: int) -> None:
+    """25006 and 54000 mark nothing failed here: runs go on, and their ends and new claims are written when it is over.
+
+    The API says why it refuses work.
+    """
     program, reaper = served.ready(workers=2, debug=1), served.reaper()
     served.api(free_port)
     long, short = LongJob(served, "long"), LongJob(served, "short")
+    database.admin("ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()")
+    reaper.logged("farm.database.lost")  # by now the other sessions have read the setting, too
+    short.go.touch()
+    program.logged("worker.session.lost")
+    program.logged("farm.database.lost")
+    assert served.rows("SELECT DISTINCT status::text FROM dl_jobs") == [("running",)]
+    database.admin("ALTER SYSTEM RESET default_transaction_read_only", "SELECT pg_reload_conf()")
+    short.ends_well()
+    served.works()
+    reaper.logged("farm.database.back")
+
+    short = LongJob(served, "another")
     spend_ids(database)
     reconnect(served)
     until(lambda: status(free_port, "/ready") == 503, "the API to refuse work")
@@ -158,7 +155,7 @@ def test_a_server_without_transaction_ids_is_waited_for(database: Database, serv
     assert "no transaction ids left" in next(alerts.unfit(stats.fitness(served.conn))).text
     short.go.touch()
     until(lambda: any("transaction ID" in line["error"] for line in program.events("worker.session.lost")), "a refusal")
-    assert served.rows("SELECT DISTINCT status::text FROM dl_jobs") == [("running",)]
+    assert {served.job(job.job_id)["status"] for job in (long, short)} == {"running"}
     database.admin("ALTER SYSTEM SET autovacuum_naptime = '1s'", "SELECT pg_reload_conf()")
     short.ends_well()
     served.works()
@@ -204,9 +201,17 @@ def key_holders(farm: Farm) -> list[int]:
 
 
 def test_an_outage_is_one_line_for_the_whole_farm(database: Database, served: Farm) -> None:
-    """Two workers are idle, two run jobs, and the keeper looks after all: each of them loses its session."""
-    program = served.ready(workers=4, debug=1)
+    """Two workers are idle, two run jobs, and the keeper looks after all: each of them loses its session.
+
+    Before, none of them loses it by idle_session_timeout (D9), as an idle session of anybody else does.
+    """
+    database.admin("ALTER DATABASE postgres SET idle_session_timeout = '300ms'")
+    program = served.ready(workers=4, debug=1, dl_claim_backoff_sec=NEVER)
     jobs = [LongJob(served, f"job-{n}") for n in range(2)]
+    with psycopg.connect(database.dsn, application_name="other", autocommit=True):
+        until(lambda: not database.admin("SELECT 1 FROM pg_stat_activity WHERE application_name = 'other'"))
+    served.works()
+    assert not program.events("farm.database.lost")
     database.end(FAST)
 
     def have_failed() -> set[str]:
@@ -249,17 +254,6 @@ SELECT pg_terminate_backend(pid) FROM pg_stat_activity
  WHERE datname = current_database() AND application_name LIKE 'dl-worker%'
    AND pid NOT IN (SELECT claimed_pid FROM dl_jobs WHERE status = 'running')
 """
-
-
-def test_d9_idle_session_timeout_ends_no_listener(database: Database, served: Farm) -> None:
-    """Ours outlive an idle session of anybody else, and hear of the next job."""
-    database.admin("ALTER DATABASE postgres SET idle_session_timeout = '300ms'")
-    served.ready(workers=1, dl_claim_backoff_sec=NEVER)
-    worker = database.backend("dl-worker")
-    with psycopg.connect(database.dsn, application_name="other", autocommit=True):
-        until(lambda: not database.admin("SELECT 1 FROM pg_stat_activity WHERE application_name = 'other'"))
-    served.works()
-    assert database.backend("dl-worker") == worker
 
 
 # A claim that has come to its end empty-handed waits here while the test holds the lock.

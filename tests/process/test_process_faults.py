@@ -20,20 +20,22 @@ from dataloader.queue import db, lifecycle
 NEVER = 600  # seconds
 
 
-@pytest.mark.parametrize("fence", [1, 40])
-def test_a6_a_fence_that_is_ahead_of_the_queue_costs_no_attempt(farm: Farm, fence: int) -> None:
+def test_a6_a_fence_that_is_ahead_of_the_queue_costs_no_attempt(farm: Farm) -> None:
     """The target has seen claims that a failover, or a backup, took from the queue."""
     farm.conn.execute("CREATE TABLE written (job_id uuid, claim int)")
     farm.conn.execute(db.statements("target.sql")["create"])
     program = farm.ready(workers=1)
-    job = farm.enqueue("writes_late", args={"sec": 0}, available_at=datetime.now(UTC) + timedelta(hours=1))
-    farm.conn.execute("INSERT INTO dl_fence (job_id, claim) VALUES (%s, %s)", (job, fence))
-    farm.conn.execute("UPDATE dl_jobs SET available_at = now()")
-    farm.succeeds(job)
-    assert farm.rows("SELECT job_id FROM written") == [(job,)]
-    assert farm.rows("SELECT claims FROM dl_jobs") == farm.rows("SELECT claim::int FROM dl_fence") == [(fence + 1,)]
-    (leap,) = program.logged("worker.fence.ahead")
-    assert (leap["fence"], leap["claim"], leap["leapt_to"]) == (fence, 1, fence + 1)
+    for fence in (1, 40):
+        later = datetime.now(UTC) + timedelta(hours=1)
+        job = farm.enqueue("writes_late", args={"sec": 0}, available_at=later)
+        farm.conn.execute("INSERT INTO dl_fence (job_id, claim) VALUES (%s, %s)", (job, fence))
+        farm.conn.execute("UPDATE dl_jobs SET available_at = now() WHERE job_id = %s", (job,))
+        farm.succeeds(job)
+        assert farm.rows("SELECT count(*) FROM written WHERE job_id = %s", job) == [(1,)]
+        assert farm.rows("SELECT claims FROM dl_jobs WHERE job_id = %s", job) == [(fence + 1,)]
+        assert farm.rows("SELECT claim::int FROM dl_fence WHERE job_id = %s", job) == [(fence + 1,)]
+    leaps = program.logged("worker.fence.ahead", 2)
+    assert [(leap["fence"], leap["claim"], leap["leapt_to"]) for leap in leaps] == [(1, 1, 2), (40, 1, 41)]
     assert not program.events("worker.ownership.lost")
 
 
@@ -41,14 +43,18 @@ RAISES = ["_beat"]
 DIES = ["_beat", "_log"]  # the second is used where the first is caught
 
 
-@pytest.mark.parametrize("methods", [RAISES, DIES], ids=["raises", "dies"])
-def test_a7_a_run_without_a_heartbeat_is_stopped_and_handed_back(farm: Farm, methods: list[str]) -> None:
-    """At its next safe point; it runs again, and the worker's place is not lost."""
+def test_a7_a_run_without_a_heartbeat_is_stopped_and_handed_back(farm: Farm) -> None:
+    """At its next safe point; it runs again, and the worker's place is not lost. One that ends before hangs nothing."""
     program = farm.ready(workers=1)
-    job = farm.enqueue("breaks_the_heartbeat", args={"methods": methods})
-    farm.succeeds(job)
-    assert farm.story(job) == ["queued", "picked", "requeue", "picked", "done"]
-    farm.succeeds(farm.enqueue("recorded", args={"sec": 1.5}))
+    for methods in (RAISES, DIES):
+        job = farm.enqueue("breaks_the_heartbeat", args={"methods": methods})
+        farm.succeeds(job)
+        assert farm.story(job) == ["queued", "picked", "requeue", "picked", "done"]
+        farm.succeeds(farm.enqueue("recorded", args={"sec": 1.5}))
+        quick = farm.enqueue("breaks_the_heartbeat_silently", args={"methods": methods, "sec": 1.5})
+        farm.succeeds(quick)
+        assert farm.story(quick) == ["queued", "picked", "done"]
+        farm.works()
     assert program.stop() == 0
 
 
@@ -67,61 +73,28 @@ def test_a7_a_run_without_heartbeat_and_safe_points_is_ended(farm: Farm, by_itse
     farm.works()
 
 
-@pytest.mark.parametrize("methods", [RAISES, DIES], ids=["raises", "dies"])
-def test_a7_a_run_that_is_over_before_it_is_noticed_hangs_nothing(farm: Farm, methods: list[str]) -> None:
-    """A plain function returns after its heartbeat has broken."""
-    program = farm.ready(workers=1)
-    job = farm.enqueue("breaks_the_heartbeat_silently", args={"methods": methods, "sec": 1.5})
-    farm.succeeds(job)
-    assert farm.story(job) == ["queued", "picked", "done"]
-    farm.works()
-    assert program.stop() == 0
-
-
-@pytest.mark.parametrize("how", ["ignore", "block"])
-def test_e7_a_worker_whose_pipeline_took_its_signals_is_replaced(farm: Farm, how: str) -> None:
+def test_e7_a_worker_whose_pipeline_took_its_signals_is_replaced(farm: Farm) -> None:
     """It would never hear that it should drain; nor did it hear what was sent to it in that run."""
     program = farm.ready(workers=1, dl_claim_backoff_sec=NEVER)
-    farm.succeeds(farm.enqueue("takes_the_signals", args={"how": how}))
-    farm.succeeds(farm.enqueue("recorded"))
-    (first,), (second,) = farm.rows("SELECT pid FROM runs ORDER BY started")
-    assert first != second
-    (changed,) = program.events("worker.changed")
-    assert changed["changed"] == ["signals" if how == "ignore" else "signal mask"], changed
+    for number, (how, fact) in enumerate((("ignore", "signals"), ("block", "signal mask")), 1):
+        farm.succeeds(farm.enqueue("takes_the_signals", args={"how": how}))
+        farm.succeeds(farm.enqueue("recorded"))
+        first, second = farm.rows("SELECT pid FROM runs ORDER BY started")[-2:]
+        assert first != second
+        assert program.logged("worker.changed", number)[-1]["changed"] == [fact]
     assert program.stop() == 0
     assert not program.events("supervisor.worker.killed")
 
 
-def test_e7_a_worker_whose_pipeline_took_its_wake_ups_still_hears(farm: Farm) -> None:
-    """Its handlers have heard what was sent meanwhile; its next wait takes the wake-ups back."""
-    program = farm.ready(workers=1, dl_claim_backoff_sec=NEVER)
+def test_e7_a_worker_whose_modules_took_its_signals_or_wake_ups_still_hears(farm: Farm) -> None:
+    """It takes the signals back after the import of a module, and the wake-ups at its next wait; it is not replaced."""
+    (farm.folder / "rude.py").write_text("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n")
+    program = farm.ready(workers=1, dl_pipelines="farm_pipelines,rude", dl_claim_backoff_sec=NEVER)
     farm.succeeds(farm.enqueue("takes_the_signals", args={"how": "silence"}))
     until(lambda: program.children("idle"), "the worker to wait")
     assert program.stop() == 0
     assert not program.events("supervisor.worker.killed")
     assert not program.events("worker.changed")
-
-
-def test_e7_a_module_that_takes_the_signals_at_its_import_does_not_keep_them(farm: Farm) -> None:
-    """Its worker hears when it should drain, and is not replaced after each job."""
-    (farm.folder / "rude.py").write_text("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n")
-    program = farm.ready(workers=1, dl_pipelines="farm_pipelines,rude")
-    farm.succeeds(farm.enqueue("recorded"))
-    assert program.stop() == 0
-    assert not program.events("supervisor.worker.killed")
-    assert not program.events("worker.changed")
-
-
-@pytest.mark.parametrize(("sec", "drain"), [(4, 8), (600, 2)])
-def test_e7_a_drain_ends_a_run_that_took_the_signals(farm: Farm, sec: float, drain: float) -> None:
-    """One that ends in time has succeeded, and no other begins; the other is handed back, uncounted."""
-    program = farm.ready(workers=1, dl_drain_sec=drain, dl_kill_grace_sec=0.5)
-    job = farm.running("takes_the_signals", args={"how": "ignore", "sec": sec})
-    later = farm.enqueue("noop")
-    assert program.stop() == 0
-    end = farm.job(job)
-    assert (end["status"], end["attempt"]) == (("succeeded", 1) if sec == 4 else ("queued", 0))
-    assert farm.story(later) == ["queued"]
 
 
 REQUEUES = "SELECT count(*) FROM dl_job_events WHERE job_id = ANY(%s) AND kind = 'requeue'"

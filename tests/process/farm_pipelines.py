@@ -45,13 +45,6 @@ def returns(args: dict[str, Any]) -> Any:
     return "x" * (args["kb"] * 1_024) if "kb" in args else args.get("value")
 
 
-@register("returns_its_claim")
-def returns_its_claim(args: dict[str, Any], context: Context) -> Iterator[Any]:
-    """Wait until the file `go` exists, and return the claim; each run adds its claim to `go` + `.runs`."""
-    yield from waits_for_a_file(args, context)
-    return context.claim
-
-
 @register("recorded")
 def recorded(args: dict[str, Any], context: Context) -> Iterator[Progress]:
     """Sleep `sec` in small steps between a noted start and a noted end."""

@@ -131,7 +131,7 @@ def make_jobs(farm: Farm) -> None:
         pass
 
 
-def test_a_backfill_is_tried_made_changed_and_waited_for(ask: Ask, farm: Farm, backfill: str) -> None:
+def test_a_backfill_is_tried_made_and_waited_for(ask: Ask, farm: Farm, backfill: str) -> None:
     options = (*DAYS, "--queue", "q", "--args", '{"sleep1": 0.01, "day": "{{ date }}"}', "--max-running", 1)
     tried = ask("backfill", "noop", "--name", backfill, *options, "--dry-run")
     assert "would have 3 partitions; nothing is changed" in tried.stdout, tried.output
@@ -141,23 +141,13 @@ def test_a_backfill_is_tried_made_changed_and_waited_for(ask: Ask, farm: Farm, b
     assert "making" in added.stdout, added.output
     taken = ask("backfill", "noop", "--name", backfill, *options)
     assert (taken.exit_code, f"{backfill} already" in taken.stderr) == (1, True)
-    assert backfill[:20] in ask("backfill", "list").stdout
-    early = ask("backfill", "remove", backfill)
-    assert (early.exit_code, "cancel it, and wait" in early.stderr) == (1, True)
-    assert answer(ask("backfill", "pause", backfill, "--json"))["state"] == "paused"
-    assert f"dataloader backfill resume {backfill}" in ask("doctor", backfill).stdout
-    assert answer(ask("backfill", "resume", backfill, "--json"))["state"] == "making"
-    assert answer(ask("backfill", "set", backfill, "--max-running", "none", "--json"))["max_running"] is None
-    assert "should be a number or none" in ask("backfill", "set", backfill, "--max-running", "many").stderr
     make_jobs(farm)
     done = ask("backfill", "wait", backfill)
     assert (done.exit_code, "3 of 3 partitions, done" in done.stderr) == (0, True), done.output
     listed = answer(ask("backfill", "partitions", backfill, "--status", "succeeded", "--json"))["partitions"]
     assert [each["partition"] for each in listed] == ["2019-01-01", "2019-01-02", "2019-01-03"]
-    assert listed[2]["job_id"] in ask("backfill", "partitions", backfill).stdout
     assert "It is done: 3 of 3 partitions." in ask("doctor", backfill).stdout
     assert "its jobs stay" in ask("backfill", "remove", backfill).stdout
-    assert "no schedule and no backfill with this name" in ask("doctor", backfill).stderr
 
 
 def test_the_failed_partitions_of_a_backfill_are_told_and_retried(ask: Ask, farm: Farm, backfill: str) -> None:
@@ -165,54 +155,29 @@ def test_the_failed_partitions_of_a_backfill_are_told_and_retried(ask: Ask, farm
     assert ask("backfill", *errs, "--name", backfill).exit_code == 0
     make_jobs(farm)
     assert ask("backfill", "wait", backfill).exit_code == 10
-    advice = ask("doctor", backfill).stdout
-    assert "It has partitions that ended badly: 2 failed. The first of these:" in advice
-    assert f"dataloader backfill retry {backfill}" in advice
+    assert f"dataloader backfill retry {backfill}" in ask("doctor", backfill).stdout
     assert "2 jobs queued again" in ask("backfill", "retry", backfill).stdout
     assert ask("backfill", "wait", backfill).exit_code == 10
     assert answer(ask("backfill", "cancel", backfill, "--json"))["state"] == "canceled"
-    again = ask("backfill", "resume", backfill)
-    assert (again.exit_code, "is canceled" in again.stderr) == (1, True)
     assert ask("backfill", "wait", backfill).exit_code == 11
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (("--partition", "north", "--partition", "south"), ["north", "south"]),
-        (("--file", "partitions"), ["north", "south"]),
-        (("--file", "-"), ["west", "east"]),
-        (("--from", "0", "--to", "1500", "--step", "1000"), ["0", "1000"]),
-    ],
-)
+LISTED = [
+    (("--partition", "north", "--partition", "south"), ["north", "south"]),
+    (("--file", "partitions"), ["north", "south"]),
+    (("--file", "-"), ["west", "east"]),
+    (("--from", "0", "--to", "1500", "--step", "1000"), ["0", "1000"]),
+]
+
+
 def test_the_partitions_of_a_backfill_come_from_wherever_they_are_listed(
-    ask: Ask, options: tuple[str, ...], expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("partitions").write_text("north\n\n  south \n")
-    tried = ask("backfill", "noop", *options, "--dry-run", "--json", input="west\neast\n")
-    assert [each["partition"] for each in answer(tried)["samples"]] == expected
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ((), "one of a range (since, until and step) and partitions"),
-        ((*DAYS, "--partition", "x"), "one of a range (since, until and step) and partitions"),
-        (("--partition", "x", "--file", "/dev/null"), "come from --partition or --file"),
-        (("--file", "no-such-file"), "'no-such-file': No such file or directory"),
-        (("--file", "/dev/null"), "there is no partition in it"),
-        (("--file", sys.executable), "it is not UTF-8"),
-        ((*DAYS, "--args", "{"), "should be a JSON object"),
-        ((*DAYS, "--max-running", "0"), "0 is not in the range 1<=x"),
-    ],
-)
-def test_a_wrong_backfill_is_refused_with_what_would_be_right(ask: Ask, options: tuple[str, ...], words: str) -> None:
-    for more in ((), ("--dry-run",)):
-        refused = ask("backfill", "noop", *options, *more)
-        assert refused.exit_code in (1, 2), refused.output
-        assert words in " ".join(refused.stderr.split())
-    assert answer(ask("backfill", "list", "--json"))["backfills"] == []
+    for options, expected in LISTED:
+        tried = ask("backfill", "noop", *options, "--dry-run", "--json", input="west\neast\n")
+        assert [each["partition"] for each in answer(tried)["samples"]] == expected, options
 
 
 OF_JOB = ("job", "events", "logs", "doctor", "status")
@@ -232,15 +197,6 @@ def test_no_command_shows_a_secret_or_moves_the_terminal(ask: Ask) -> None:
         assert not set("\x1b\x9b\u202e") & set(result.output), command
     assert "\\x1b[31mred\\x9b2J\\u202e" in ask("job", job_id).stdout
     assert "\x1b[31mred\x9b2J\u202e" in answer(ask("status", job_id))["error"]
-
-
-def test_top_and_a_job_show_their_times_in_the_same_zone(ask: Ask) -> None:
-    job_id = triggered(ask)
-    assert ask("wait", job_id).exit_code == 0
-    clock = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
-    zone = re.search(rf"{clock} (\w+)", ask("job", job_id).stdout)
-    assert zone
-    assert re.match(rf"{clock} {re.escape(zone[1])}\n", ask("top", "--once").stdout)
 
 
 def test_doctor_sees_that_all_workers_of_a_queue_are_stopped(ask: Ask, farm: Farm) -> None:
@@ -269,15 +225,15 @@ UNKNOWN = [
 ]
 
 
-@pytest.mark.parametrize("command", UNKNOWN)
-def test_a_name_that_nobody_knows_changes_nothing(ask: Ask, farm: Farm, command: str) -> None:
+def test_a_name_that_nobody_knows_changes_nothing(ask: Ask, farm: Farm) -> None:
     tables = ("dl_jobs", "dl_queues", "dl_schedules", "dl_backfills", "dl_webhooks")
     before = [farm.rows(f"SELECT count(*) FROM {table}") for table in tables]
-    refused = ask(*command.split())
-    kind, right = ("task", "noop") if "nop" in command.split() else ("queue", "q")
-    assert refused.exit_code == 1, refused.output
-    assert refused.stderr.startswith(f"dataloader: no {kind} '{'nop' if kind == 'task' else 'qq'}' is known: ")
-    assert f"Did you mean {right!r}" in refused.stderr
+    for command in UNKNOWN:
+        refused = ask(*command.split())
+        kind, right = ("task", "noop") if "nop" in command.split() else ("queue", "q")
+        assert refused.exit_code == 1, refused.output
+        assert refused.stderr.startswith(f"dataloader: no {kind} '{'nop' if kind == 'task' else 'qq'}' is known: ")
+        assert f"Did you mean {right!r}" in refused.stderr, command
     assert [farm.rows(f"SELECT count(*) FROM {table}") for table in tables] == before
 
 
@@ -291,16 +247,13 @@ def test_an_empty_list_says_that_nobody_knows_the_name(ask: Ask) -> None:
     assert "is known" not in ask("jobs", "-q", "q", "--task", "noop", "--status", "lost").stderr
 
 
-def test_jobs_are_requeued_made_due_and_deleted(ask: Ask) -> None:
-    first, second = triggered(ask, "errs", permanent=True), triggered(ask, "errs", permanent=True)
-    assert [ask("wait", job_id).exit_code for job_id in (first, second)] == [10, 10]
+def test_jobs_are_requeued_made_due_and_deleted_by_their_ids(ask: Ask) -> None:
+    first = triggered(ask, "errs", permanent=True)
+    assert ask("wait", first).exit_code == 10
     some = ask("requeue", first, str(UUID(int=1)))
     assert some.stdout == f"{first} queued again\n{UUID(int=1)} there is no such job\n"
     assert some.exit_code == 1
     assert ask("wait", first).exit_code == 10
-    dead = ("--matching", "queue:q status:dead", "--yes")
-    assert int(answer(ask("requeue", *dead, "--json"))["changed"]) >= 2
-    assert [ask("wait", job_id).exit_code for job_id in (first, second)] == [10, 10]
     added = answer(ask("trigger", "noop", "--queue", "q", "--lock-key", uuid4(), "--at", "2030-01-01T00:00:00Z"))
     later = added["job_id"]
     assert "run-now" in ask("doctor", later).stdout
@@ -311,8 +264,6 @@ def test_jobs_are_requeued_made_due_and_deleted(ask: Ask) -> None:
     assert answer(ask("delete", "-", "--yes", "--json", input=f"{later}\n"))["jobs"][0]["outcome"] == "done"
     gone = ask("status", later)
     assert (gone.exit_code, "there is no job with this job_id" in gone.stderr) == (1, True)
-    assert "jobs deleted" in ask("delete", *dead).stdout
-    assert not answer(ask("jobs", "--status", "dead", "--queue", "q", "--json"))["jobs"]
 
 
 @pytest.mark.parametrize(
@@ -339,6 +290,14 @@ def test_jobs_are_requeued_made_due_and_deleted(ask: Ask) -> None:
         ("trigger nop --wait", 1, "no task 'nop' is known: no worker has shown it"),
         ("queue set q", 2, "name what to change: --ordered"),
         ("queue set q --batch many", 2, "should be a number or none"),
+        ("backfill noop", 1, "one of a range (since, until and step) and partitions"),
+        (f"backfill noop {' '.join(DAYS)} --partition x", 1, "one of a range (since, until and step) and partitions"),
+        ("backfill noop --partition x --file /dev/null", 2, "come from --partition or --file"),
+        ("backfill noop --file no-such-file", 2, "'no-such-file': No such file or directory"),
+        ("backfill noop --file /dev/null", 2, "there is no partition in it"),
+        (f"backfill noop --file {sys.executable}", 2, "it is not UTF-8"),
+        (f"backfill noop {' '.join(DAYS)} --args {{", 2, "should be a JSON object"),
+        (f"backfill noop {' '.join(DAYS)} --max-running 0", 2, "0 is not in the range 1<=x"),
     ],
 )
 def test_a_users_error_is_a_line_of_words(
@@ -347,7 +306,7 @@ def test_a_users_error_is_a_line_of_words(
     monkeypatch.setenv("DL_URL", url)
     result = CliRunner().invoke(main, shlex.split(command))
     assert result.exit_code == status, result.output
-    assert words in result.stderr
+    assert words in " ".join(result.stderr.split())
     assert "Traceback" not in result.output
     assert "geheim" not in result.output
 
@@ -465,24 +424,14 @@ def test_jobs_are_searched_counted_and_ordered_in_bulk(ask: Ask, farm: Farm) -> 
     search = "queue:searched status:dead"
     found = answer(ask("jobs", "--search", f'{search} key:"key 2" args.day:2', "--json"))["jobs"]
     assert [job["status"] for job in found] == ["failed"]
-    counts = answer(ask("tally", "-s", "search.me", "--json"))
-    assert (counts["counts"]["failed"], counts["counts"]["succeeded"], counts["total"]) == (2, 1, 3)
     assert re.search("counts failed +2", ask("tally", "-s", "search.me").stdout)
     preview = ask("requeue", "--matching", "search.me status:dead", "--preview")
     assert preview.stdout == "requeue: 2 jobs (2 failed)\n"
-    left = answer(ask("cancel", "--matching", "search.me", "--preview", "--json"))
-    assert (left["count"], [each["kind"] for each in left["leaves"]]) == (0, ["succeeded", "failed"])
     assert ask("delete", "--matching", search, input="n\n").exit_code == 1
     assert ask("requeue", "--matching", f"{search} args.day:1", "--yes").stdout == "1 jobs queued again\n"
     assert ask("cancel", "--matching", "queue:searched status:queued", "--yes").stdout.startswith("1 jobs cancelled")
     assert answer(ask("delete", "--matching", "queue:searched", "--yes", "--json"))["changed"] == 3
-    wrong = ask("jobs", "--search", "sttus:dead")
-    assert wrong.exit_code == 1
-    assert "is status meant?" in wrong.stderr
-    for words in (
-        ("requeue", "--preview"),
-        ("cancel",),
-        ("delete", "--matching", " "),
-        ("requeue", "--matching", "a", str(UUID(int=1))),
-    ):
+    assert "is status meant?" in ask("jobs", "--search", "sttus:dead").stderr
+    for words in (("requeue", "--preview"), ("cancel",), ("delete", "--matching", " ")):
         assert ask(*words).exit_code == 2, words
+    assert ask("requeue", "--matching", "a", UUID(int=1)).exit_code == 2

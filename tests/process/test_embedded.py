@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -64,13 +64,15 @@ def rows(dsn: str) -> list[int]:
         return [n for (n,) in conn.execute("SELECT n FROM kept ORDER BY n")]
 
 
-def test_rows_survive_a_stop_and_a_second_start(root: Path) -> None:
-    with start(root) as server:
-        assert rows(server.dsn) == [0]
-        assert embedded.running(root) == server.dsn
-    assert embedded.running(root) is None
-    with start(root) as server:
-        assert rows(server.dsn) == [0, 1]
+@pytest.mark.parametrize("name", ["Пример", "a blank and a ' and a \""])
+def test_rows_survive_a_stop_and_a_second_start_in_any_folder(root: Path, name: str) -> None:
+    """What a killed initdb left there is made anew."""
+    (root / name / "new" / "base").mkdir(parents=True)
+    for expected in ([0], [0, 1]):
+        with start(root / name) as server:
+            assert rows(server.dsn) == expected
+            assert embedded.running(root / name) == server.dsn
+        assert embedded.running(root / name) is None
 
 
 def test_programs_log_in_as_an_ordinary_role_that_owns_the_database(made: Path) -> None:
@@ -174,25 +176,6 @@ def test_two_owners_are_one_too_many(root: Path) -> None:
     embedded.release(embedded.take_lock(root / "lock", within=0))
 
 
-@pytest.mark.parametrize("name", ["Пример", "a blank and a ' and a \""])
-def test_any_path_that_a_socket_can_have(root: Path, name: str) -> None:
-    with start(root / name) as server:
-        assert rows(server.dsn) == [0]
-        assert embedded.running(root / name) == server.dsn
-
-
-@pytest.mark.parametrize("name", ["x" * 90, "a,b"])
-def test_a_path_that_no_socket_can_have_is_refused(root: Path, name: str) -> None:
-    with pytest.raises(EmbeddedError, match="should have at most 90 bytes and no comma"):
-        start(root / name)
-
-
-def test_a_link_in_place_of_the_socket_folder_is_refused(made: Path) -> None:
-    (made / "run").symlink_to("/etc")
-    with pytest.raises(EmbeddedError, match="is not a folder"):
-        start(made)
-
-
 def test_a_start_that_fails_says_why_and_leaves_nothing(made: Path) -> None:
     with pytest.raises(EmbeddedError, match="shared_buffers"):
         start(made, {"shared_buffers": "plenty"})
@@ -200,40 +183,39 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(made: Path) -> None:
         pass
 
 
-def test_what_a_killed_initdb_left_is_made_anew(root: Path) -> None:
-    (root / "new" / "base").mkdir(parents=True)
-    with start(root) as server:
-        assert rows(server.dsn) == [0]
+@pytest.mark.parametrize(
+    ("name", "prepare", "words"),
+    [
+        ("x" * 90, None, "should have at most 90 bytes and no comma"),
+        ("a,b", None, "should have at most 90 bytes and no comma"),
+        ("link", lambda root: (root / "run").symlink_to("/etc"), "is not a folder"),
+        ("other", lambda root: (root / "data" / "PG_VERSION").write_text("12\n"), "PostgreSQL 12 "),
+        ("file", lambda root: (shutil.rmtree(root), root.touch()), "cannot use"),
+    ],
+    ids=["a long path", "a comma", "a link in place of the sockets' folder", "another major version", "a file"],
+)
+def test_a_folder_that_cannot_be_used_is_refused_in_words(
+    root: Path, name: str, prepare: Callable[[Path], object] | None, words: str
+) -> None:
+    if prepare:
+        (root / name / "data").mkdir(parents=True)
+        prepare(root / name)
+    with pytest.raises(EmbeddedError, match=words):
+        start(root / name)
 
 
-def test_without_postgresql_three_ways_out_are_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "_candidates", lambda: iter(()))
-    with pytest.raises(EmbeddedError) as refused:
-        Server.start(root)
-    assert [way for way in ("pip install", "apt-get", "DL_DB_DSN") if way not in str(refused.value)] == []
-
-
-def test_a_folder_without_programs_is_refused(root: Path) -> None:
+def test_without_usable_programs_or_a_user_the_error_says_what_to_do(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(EmbeddedError, match="DL_PG_BIN: /usr/share does not hold"):
         Server.start(root, pg_bin=Path("/usr/share"))
-
-
-def test_a_cluster_of_another_major_version_is_left_alone(made: Path) -> None:
-    start(made).stop()
-    (made / "data" / "PG_VERSION").write_text("12\n")
-    with pytest.raises(EmbeddedError, match="PostgreSQL 12 "):
-        start(made)
-
-
-def test_a_user_without_a_name_is_told_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as changed:
+        changed.setattr(embedded, "_candidates", lambda: iter(()))
+        with pytest.raises(EmbeddedError) as refused:
+            Server.start(root)
+    assert [way for way in ("pip install", "apt-get", "DL_DB_DSN") if way not in str(refused.value)] == []
     monkeypatch.setattr(os, "geteuid", lambda: 54_321)
     with pytest.raises(EmbeddedError, match="user id 54321 has no entry"):
-        start(root)
-
-
-def test_a_folder_that_cannot_be_made_is_an_error_in_words(root: Path) -> None:
-    root.touch()
-    with pytest.raises(EmbeddedError, match="cannot use"):
         start(root)
 
 

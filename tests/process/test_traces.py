@@ -21,12 +21,13 @@ class Collector(Receiver):
     def bodies(self, of: str) -> list[bytes]:
         return [got.body for got in self.got if got.path == f"/v1/{of}"]
 
-    def spans(self) -> dict[str, Any]:
-        found = {}
+    def spans(self) -> list[tuple[Any, dict[str, Any]]]:
+        """Each span with the attributes of its resource."""
+        found = []
         for body in self.bodies("traces"):
             for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
                 for scope in resource.scope_spans:
-                    found |= {span.name: (span, attributes(resource.resource)) for span in scope.spans}
+                    found += [(span, attributes(resource.resource)) for span in scope.spans]
         return found
 
     def metrics(self) -> dict[str, Any]:
@@ -54,13 +55,23 @@ def start(farm: Farm, **settings: Any) -> Any:
     return farm.ready(workers=1, **(OFF | settings))
 
 
-def test_a_run_is_a_linked_span_and_secrets_stay_here(farm: Farm, collector: Collector) -> None:
-    program = start(farm, otel_exporter_otlp_endpoint=collector.url)
+def test_runs_are_linked_spans_with_masked_errors_and_their_figures_are_sent(farm: Farm, collector: Collector) -> None:
+    """One worker claims several at once here; each attempt has a span."""
+    prefetch = {"workers_json": '[{"queue": "q", "prefetch": 10}]', "otel_metrics_exporter": "otlp"}
+    program = start(farm, otel_exporter_otlp_endpoint=collector.url, **prefetch)
     linked = farm.enqueue("traced", args={"password": SECRET}, trace=f"00-{TRACE}-{SPAN}-01")
+    fails = {"args": {"password": SECRET, "fails": True}, "max_attempts": 1}
+    failed = [farm.enqueue("traced", trace=trace, **fails) for trace in (None, "nonsense")]
     farm.wait(linked, "succeeded")
+    for job in failed:
+        farm.wait(job, "failed")
     assert program.stop() == 0
-    spans = collector.spans()
-    run, resource = spans["traced"]
+    runs = {
+        attributes(span)["dataloader.job_id"]: (span, of) for span, of in collector.spans() if span.name == "traced"
+    }
+    inside = {span.parent_span_id: span for span, _ in collector.spans() if span.name == "inside"}
+    assert len(runs) == len(inside) == 3
+    run, resource = runs[str(linked)]
     assert resource["service.name"] == "dataloader"
     assert [(link.trace_id.hex(), link.span_id.hex()) for link in run.links] == [(TRACE, SPAN)]
     assert run.trace_id.hex() != TRACE
@@ -68,51 +79,28 @@ def test_a_run_is_a_linked_span_and_secrets_stay_here(farm: Farm, collector: Col
     assert run.kind == run.SPAN_KIND_CONSUMER
     facts = {name.removeprefix("dataloader."): value for name, value in attributes(run).items()}
     assert facts | {"job_id": str(linked), "queue": "q", "attempt": 1, "outcome": "done"} == facts
-    inside = spans["inside"][0]
-    assert (inside.trace_id, inside.parent_span_id) == (run.trace_id, run.span_id)
-    assert farm.job(linked)["progress"]["current"][:-1] == f"00-{run.trace_id.hex()}-{inside.span_id.hex()}-0"
-    assert attributes(inside) == {"password": "***"}
+    span = inside[run.span_id]
+    assert span.trace_id == run.trace_id
+    assert farm.job(linked)["progress"]["current"][:-1] == f"00-{run.trace_id.hex()}-{span.span_id.hex()}-0"
+    assert attributes(span) == {"password": "***"}
+    for job in failed:
+        run, _ = runs[str(job)]
+        assert not run.links
+        assert run.status.code == run.status.STATUS_CODE_ERROR
+        assert run.status.message == "ValueError: no login with password=***"
+        assert attributes(run)["error.type"] == "ValueError"
+        (event,) = run.events
+        assert "Traceback" in attributes(event)["exception.stacktrace"]
+        assert attributes(inside[run.span_id].events[0])["exception.type"] == "ValueError"
 
-
-def test_an_error_is_told_masked_and_one_span_is_sent_for_each_attempt(farm: Farm, collector: Collector) -> None:
-    """One worker claims several at once here."""
-    program = start(
-        farm,
-        workers_json='[{"queue": "q", "prefetch": 10}]',
-        otel_traces_exporter="otlp",
-        otel_exporter_otlp_traces_endpoint=f"{collector.url}/v1/traces",
-    )
-    args = {"password": SECRET, "fails": True}
-    jobs = [farm.enqueue("traced", args=args, max_attempts=1, trace=trace) for trace in (None, "nonsense")]
-    for job in jobs:
-        farm.wait(job, "failed")
-    assert program.stop() == 0
-    run, inside = (collector.spans()[name][0] for name in ("traced", "inside"))
-    assert not run.links
-    assert run.status.code == run.status.STATUS_CODE_ERROR
-    assert run.status.message == "ValueError: no login with password=***"
-    assert attributes(run)["error.type"] == "ValueError"
-    (event,) = run.events
-    assert "Traceback" in attributes(event)["exception.stacktrace"]
-    assert attributes(inside.events[0])["exception.type"] == "ValueError"
-    assert SECRET.encode() not in b"".join(collector.bodies("traces"))
-
-
-def test_the_figures_of_runs_are_sent_at_the_end_of_a_worker(farm: Farm, collector: Collector) -> None:
-    on = {"otel_metrics_exporter": "otlp", "otel_traces_exporter": "none"}
-    program = start(farm, otel_exporter_otlp_endpoint=collector.url, **on)
-    farm.wait(farm.enqueue("traced", args={"password": SECRET}), "succeeded")
-    farm.wait(farm.enqueue("traced", args={"password": SECRET, "fails": True}, max_attempts=1), "failed")
-    assert program.stop() == 0
     found = collector.metrics()
-    runs = {attributes(point)["dataloader.outcome"]: point.as_int for point in found["dataloader.runs"].sum.data_points}
-    assert runs == {"done": 1, "error": 1}
+    outcomes = found["dataloader.runs"].sum.data_points
+    assert {attributes(point)["dataloader.outcome"]: point.as_int for point in outcomes} == {"done": 1, "error": 2}
     (waited,) = found["dataloader.queue.latency"].histogram.data_points
-    assert (waited.count, attributes(waited)) == (2, {"dataloader.queue": "q", "dataloader.task": "traced"})
-    assert [point.count for point in found["dataloader.run.duration"].histogram.data_points] == [1, 1]
+    assert (waited.count, attributes(waited)) == (3, {"dataloader.queue": "q", "dataloader.task": "traced"})
+    assert sorted(point.count for point in found["dataloader.run.duration"].histogram.data_points) == [1, 2]
     assert [point.as_int for point in found["dataloader.running"].sum.data_points] == [0]
-    assert not collector.bodies("traces"), "traces are off"
-    assert SECRET.encode() not in b"".join(collector.bodies("metrics"))
+    assert SECRET.encode() not in b"".join(got.body for got in collector.got)
 
 
 def test_a_collector_that_hangs_delays_no_drain(farm: Farm) -> None:

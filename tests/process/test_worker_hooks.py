@@ -8,8 +8,6 @@ import pytest
 from farming import Farm, Program, ended_lines, until
 from receiver import Receiver
 
-from dataloader.client import Client
-
 HEAD = """
 import os, signal, time
 from pathlib import Path
@@ -151,17 +149,6 @@ Batch.step = step
     until(lambda: mine.notes("last"))
     assert mine.notes("last")[0] == "OSError no space left on device"
     assert program.logged("process.crashed")
-
-
-def test_a_trigger_leaves_the_key_to_a_hook_of_the_api(farm: Farm, free_port: int) -> None:
-    (farm.folder / "our_hooks.py").write_text(
-        "from dataloader.pipelines import around_enqueue\n"
-        "@around_enqueue\ndef keyed(job):\n    return job | {'lock_key': f\"order-{job['args']['order']}\"}\n"
-    )
-    farm.api(free_port, dl_hooks="our_hooks", dl_pipelines="no_such_module")
-    with Client(f"http://127.0.0.1:{free_port}", patience=30) as client:
-        job = client.trigger("recorded", queue="q", args={"order": 7})
-        assert client.job(job.job_id).lock_key == "order-7"
 
 
 def sent(receiver: Receiver) -> list[str]:

@@ -3,18 +3,15 @@
 import json
 import os
 import signal
-import socket
 import subprocess
-import threading
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
-from farming import Farm, Program, until
+from farming import Farm, farm_on, free_port, until
 
 from dataloader.queue import logs
 
@@ -108,39 +105,16 @@ def test_i13_streams_have_their_files_and_rotate(farm: Farm) -> None:
     assert not program.events("job.run"), "a stream with a file does not go to stdout"
 
 
-class Refusing:
-    """A server that ends each connection; it counts them by the application_name that they begin with."""
-
-    def __init__(self) -> None:
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listening.getsockname()[1]
-        self.asked: Counter[str] = Counter()
-        threading.Thread(target=self._refuse, daemon=True).start()
-
-    def _refuse(self) -> None:
-        with suppress(OSError):
-            while True:
-                with self._listening.accept()[0] as connection, suppress(ConnectionError):
-                    startup = connection.recv(10_000).decode("ascii", "replace")
-                    for program in ("dl-worker", "dl-keeper", "dl-reaper"):
-                        self.asked[program] += program in startup
-
-    def close(self) -> None:
-        self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
-
-
 def test_a_database_that_is_away_is_told_once_and_not_with_every_try(farm: Farm) -> None:
-    server = Refusing()
-    away = f"host=127.0.0.1 port={server.port} user=u dbname=d sslmode=disable gssencmode=disable"
-    workers = farm.start(workers=1, dl_db_dsn=away)
-    reaper = farm.start("reaper", dl_db_dsn=away)
-    until(lambda: len(server.asked) == 3 and min(server.asked.values()) >= 4, "four tries of each")
-    assert workers.process.poll() is reaper.process.poll() is None
-    server.close()
-    (lost,) = workers.events("farm.database.lost")
-    assert lost["what"] in ("worker.session.lost", "keeper.session.lost")
-    assert len(reaper.events("farm.database.lost")) == 1
+    away = f"host=127.0.0.1 port={free_port()} user=u dbname=d"
+    programs = farm.start(workers=1, dl_db_dsn=away, debug=1), farm.start("reaper", dl_db_dsn=away, debug=1)
+    tries = {name: f"{name}.session.lost" for name in ("worker", "keeper", "reaper")}
+    for program, names in zip(programs, (("worker", "keeper"), ("reaper",)), strict=True):
+        for name in names:
+            program.logged(tries[name], 3)
+        assert program.process.poll() is None
+        (lost,) = program.events("farm.database.lost")
+        assert lost["what"] in [tries[name] for name in names]
 
 
 def test_a_broken_module_is_told_once_for_the_farm_with_the_users_frames(farm: Farm) -> None:
@@ -161,9 +135,8 @@ def test_a_broken_module_is_told_once_for_the_farm_with_the_users_frames(farm: F
     assert "\\n" not in text
 
 
-@pytest.mark.parametrize("prefetch", [1, 5])
-def test_a_failing_jobs_stack_is_in_the_log_once(farm: Farm, prefetch: int) -> None:
-    program = farm.ready(workers=1, prefetch=prefetch)
+def test_a_failing_jobs_stack_is_in_the_log_once(farm: Farm) -> None:
+    program = farm.ready(workers=1)
     args = {"password": ARGUMENT, "dsn": f"postgresql://u:{PASSWORD}@h/db", "known": "x"}
     job = farm.enqueue("tells_secrets", args=args, max_attempts=1)
     farm.wait(job, "failed")
@@ -189,15 +162,30 @@ def texts(farm: Farm, job_id: UUID) -> list[str]:
     return [line["text"] for line in lines(farm, job_id)]
 
 
+@pytest.fixture(scope="module")
+def shared(module_db: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
+    """A farm of one worker for the tests that leave it so."""
+    with farm_on(module_db, tmp_path_factory.mktemp("farm")) as made:
+        made.ready(workers=1, dl_pipelines="written_pipelines")
+        yield made
+
+
 @pytest.fixture
-def workers(farm: Farm) -> Program:
-    return farm.ready(workers=1, dl_pipelines="written_pipelines")
+def written(shared: Farm) -> Iterator[Farm]:
+    yield shared
+    shared.empty()
 
 
-def test_every_way_to_write_is_in_the_log_with_its_level_and_in_the_stream_too(farm: Farm, workers: Program) -> None:
-    job_id = farm.enqueue("written.all")
-    farm.wait(job_id, "succeeded")
-    assert {(line["text"], line["level"], line["source"]) for line in lines(farm, job_id)} == {
+def seen(farm: Farm, *texts: str) -> str:
+    """The farm's stream once it has these texts: threads write it."""
+    until(lambda: all(text in farm.programs[0].log.read_text() for text in texts), "the stream")
+    return farm.programs[0].log.read_text()
+
+
+def test_every_way_to_write_is_in_the_log_with_its_level_and_in_the_stream_too(written: Farm) -> None:
+    job_id = written.enqueue("written.all")
+    written.wait(job_id, "succeeded")
+    assert {(line["text"], line["level"], line["source"]) for line in lines(written, job_id)} == {
         ("first by the logger rows=5", "info", "log"),
         ("second by print", "info", "stdout"),
         ("third by a program", "info", "stdout"),
@@ -207,92 +195,84 @@ def test_every_way_to_write_is_in_the_log_with_its_level_and_in_the_stream_too(f
         ("seventh by a fork", "error", "log"),
         ("eighth without an end", "info", "stdout"),
     }
-    order = [line["text"].split()[0] for line in lines(farm, job_id) if line["source"] != "stderr"]
+    order = [line["text"].split()[0] for line in lines(written, job_id) if line["source"] != "stderr"]
     assert order == ["first", "second", "third", "fifth", "sixth", "seventh", "eighth"]
-    assert [line["line"] for line in lines(farm, job_id)] == list(range(1, 9))
-    last = (b"eighth without an end", b"fourth by its stderr")  # each of the two descriptors has a thread that writes
-    until(lambda: all(text in workers.log.read_bytes() for text in last), "the stream")
-    stream = workers.log.read_bytes().decode()
+    assert [line["line"] for line in lines(written, job_id)] == list(range(1, 9))
+    # Each of the two descriptors has a thread that writes.
+    stream = seen(written, "eighth without an end", "fourth by its stderr")
     for way in ("second by print", "third by a program", "fourth by its stderr", "sixth by a thread"):
         assert stream.count(way) == 1
-    (event,) = workers.logged("first by the logger")
+    (event,) = written.programs[0].logged("first by the logger")
     assert event["rows"] == 5
     assert "\x1e" not in stream
+    # A worker that is killed at rest has no last words: its output has gone on.
+    (worker,) = written.programs[0].workers()
+    until(lambda: "idle" in " ".join(worker.cmdline()), "the worker to rest")
+    worker.kill()
+    until(lambda: [each.pid for each in written.programs[0].workers()] not in ([], [worker.pid]), "another worker")
+    written.wait(written.enqueue("written.nothing"), "succeeded")
+    assert seen(written).count("second by print") == 1
+    assert len(lines(written, job_id)) == 8
 
 
-def test_the_log_of_a_run_under_way_grows(farm: Farm, workers: Program, tmp_path: Path) -> None:
+def test_the_log_of_a_run_under_way_grows(written: Farm, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    job_id = farm.enqueue("written.live", args={"gate": str(gate)})
-    until(lambda: texts(farm, job_id) == ["attempt 1 waits"], "the first line")
-    assert farm.job(job_id)["status"] == "running"
-    (first,) = lines(farm, job_id)
+    job_id = written.enqueue("written.live", args={"gate": str(gate)})
+    until(lambda: texts(written, job_id) == ["attempt 1 waits"], "the first line")
+    assert written.job(job_id)["status"] == "running"
+    (first,) = lines(written, job_id)
     gate.touch()
-    farm.wait(job_id, "succeeded")
-    (after,) = logs.page(farm.conn, job_id, first["place"]).rows
+    written.wait(job_id, "succeeded")
+    (after,) = logs.page(written.conn, job_id, first["place"]).rows
     assert after["text"] == "it is there"
     assert after["at"] > first["at"]
 
 
-def test_a_program_that_opens_the_output_anew_takes_no_later_line(farm: Farm, workers: Program) -> None:
-    job_id = farm.enqueue("written.truncated")
-    farm.wait(job_id, "succeeded")
-    assert texts(farm, job_id)[-4:] == ["into /dev/stdout", "behind", "appended", "the end"]
+def test_a_program_that_opens_the_output_anew_takes_no_later_line(written: Farm) -> None:
+    job_id = written.enqueue("written.truncated")
+    written.wait(job_id, "succeeded")
+    assert texts(written, job_id)[-4:] == ["into /dev/stdout", "behind", "appended", "the end"]
 
 
-def test_a_failed_run_has_its_whole_traceback_in_its_log(farm: Farm, workers: Program) -> None:
-    job_id = farm.enqueue("written.fails", max_attempts=1)
-    farm.wait(job_id, "failed")
-    whole = "\n".join(line["text"] for line in lines(farm, job_id) if line["level"] == "error")
+def test_a_failed_run_has_its_whole_traceback_in_its_log(written: Farm) -> None:
+    job_id = written.enqueue("written.fails", max_attempts=1)
+    written.wait(job_id, "failed")
+    whole = "\n".join(line["text"] for line in lines(written, job_id) if line["level"] == "error")
     assert whole.startswith("KeyError: 'the bottom'")
     assert all(f", in f{number}\n" in whole for number in range(80))
     assert whole.rstrip().endswith("KeyError: 'the bottom'")
 
 
-@pytest.mark.parametrize("sec", [0, 1.6])
-def test_the_last_words_of_a_killed_worker_are_saved(farm: Farm, workers: Program, sec: float) -> None:
-    farm.wait(farm.enqueue("written.nothing"), "succeeded")
-    job_id = farm.enqueue("written.dies", args={"sec": sec, "password": SECRET}, max_attempts=1)
-    farm.wait(job_id, "lost")
-    assert texts(farm, job_id) == [
-        *(["early words"] if sec else []),
-        "last words by logging",
-        "last words by print, ***",
-        "last words without an end",
-    ]
-    until(lambda: b"last words without an end" in workers.log.read_bytes(), "the stream")
-    assert SECRET.encode() not in workers.log.read_bytes()
+def test_the_last_words_of_a_killed_worker_are_saved(written: Farm) -> None:
+    """In its first second, and when lines of its run have been written already."""
+    for sec in (0, 1.6):
+        job_id = written.enqueue("written.dies", args={"sec": sec, "password": SECRET}, max_attempts=1)
+        written.wait(job_id, "lost")
+        assert texts(written, job_id) == [
+            *(["early words"] if sec else []),
+            "last words by logging",
+            "last words by print, ***",
+            "last words without an end",
+        ]
+    assert SECRET not in seen(written, "last words without an end")
 
 
-def test_nothing_is_kept_of_tasks_and_farms_that_want_no_logs(farm: Farm, workers: Program) -> None:
-    job_id = farm.enqueue("written.quiet")
-    farm.wait(job_id, "succeeded")
-    assert lines(farm, job_id) == []
-    until(lambda: b"only in the stream" in workers.log.read_bytes(), "the stream")
-    workers.stop()
-    farm.ready(workers=1, dl_pipelines="written_pipelines", dl_job_log_kb=0)
-    job_id = farm.enqueue("written.all")
-    farm.wait(job_id, "succeeded")
-    assert lines(farm, job_id) == []
+def test_nothing_is_kept_of_tasks_and_farms_that_want_no_logs(farm: Farm) -> None:
+    workers = farm.ready(workers=1, dl_pipelines="written_pipelines")
+    for task in ("written.quiet", "written.all"):
+        job_id = farm.enqueue(task)
+        farm.wait(job_id, "succeeded")
+        assert lines(farm, job_id) == []
+        if task == "written.quiet":
+            seen(farm, "only in the stream")
+            workers.stop()
+            farm.ready(workers=1, dl_pipelines="written_pipelines", dl_job_log_kb=0)
 
 
-def test_a_process_that_a_run_leaves_behind_writes_into_no_other_run(farm: Farm, workers: Program) -> None:
-    first = farm.enqueue("written.leaves", args={"gate": str(farm.folder / "gate")})
-    farm.wait(first, "succeeded")
-    assert {"parent", "straggler"} == set(texts(farm, first))
-    second = farm.enqueue("written.nothing")
-    farm.wait(second, "succeeded")
-    assert lines(farm, second) == []
-
-
-def test_a_worker_that_is_killed_at_rest_has_no_last_words(farm: Farm, workers: Program) -> None:
-    """The log of its last run is written, and its output has gone on."""
-    job_id = farm.enqueue("written.all")
-    farm.wait(job_id, "succeeded")
-    (worker,) = workers.workers()
-    until(lambda: "idle" in " ".join(worker.cmdline()), "the worker to rest")
-    until(lambda: b"second by print" in workers.log.read_bytes(), "the stream")  # which a thread writes
-    worker.kill()
-    until(lambda: [each.pid for each in workers.workers()] not in ([], [worker.pid]), "another worker")
-    farm.wait(farm.enqueue("written.nothing"), "succeeded")
-    assert workers.log.read_bytes().count(b"second by print") == 1
-    assert len(lines(farm, job_id)) == 8
+def test_a_process_that_a_run_leaves_behind_writes_into_no_other_run(written: Farm, tmp_path: Path) -> None:
+    first = written.enqueue("written.leaves", args={"gate": str(tmp_path / "gate")})
+    written.wait(first, "succeeded")
+    assert {"parent", "straggler"} == set(texts(written, first))
+    second = written.enqueue("written.nothing")
+    written.wait(second, "succeeded")
+    assert lines(written, second) == []

@@ -280,11 +280,10 @@ def test_a_role_that_may_not_enter_the_schema(check: Check, own_db: str, role: s
 
 
 def test_a_role_from_which_row_security_hides_the_rows(check: Check, own_db: str, role: str) -> None:
-    """A farm of this role sees an empty queue. With a policy for the role the check is content."""
+    """A farm of this role sees an empty queue. With a policy for the role, or as the owner, the check is content."""
     grant_all(own_db, role)
     execute(own_db, "CREATE TABLE dl_of_another_program (); GRANT ALL ON dl_of_another_program TO PUBLIC")
     execute(own_db, "ALTER TABLE dl_of_another_program ENABLE ROW LEVEL SECURITY")
-    assert check(dl_db_dsn=role).status == 0
     for table in ("dl_jobs", "dl_migrations"):
         execute(own_db, f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
         execute(own_db, f"CREATE POLICY additions ON {table} FOR INSERT WITH CHECK (true)")
@@ -292,9 +291,9 @@ def test_a_role_from_which_row_security_hides_the_rows(check: Check, own_db: str
         ((about, what, advice),) = check(dl_db_dsn=role).of("error")
         assert (about, what) == ("schema", f"row security hides the rows of {table} from this role")
         assert f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY" in advice
-        assert check(dl_db_dsn=own_db).status == 0
+        assert table != "dl_jobs" or check(dl_db_dsn=own_db).status == 0
         execute(own_db, f"CREATE POLICY all_rows ON {table} USING (true)")
-        assert check(dl_db_dsn=role).status == 0
+    assert check(dl_db_dsn=role).status == 0
 
 
 def test_a_role_that_becomes_another_and_does_not_see_its_own_sessions(check: Check, own_db: str, role: str) -> None:
@@ -360,14 +359,6 @@ def test_a_lock_that_the_reaper_has_for_a_moment_is_no_finding(own_db: str) -> N
         reaper.execute("SELECT pg_advisory_xact_lock(%s)", (stats.NOTE_LOCK,))
         with db.connect(own_db, name="test", schema="public") as conn:
             assert stats.blockers(conn) == []
-
-
-def test_a_session_with_several_locks_is_named_once_for_each_kind(own_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stats, "LOCK_HELD_SEC", 0)
-    with psycopg.connect(own_db) as holder, db.connect(own_db, name="test", schema="public") as conn:
-        holder.execute("LOCK TABLE dl_jobs IN SHARE MODE; LOCK TABLE dl_jobs IN ACCESS EXCLUSIVE MODE")
-        holder.execute("SELECT pg_advisory_lock(%s), pg_advisory_lock(%s)", (stats.NOTE_LOCK, predictions.LOCK))
-        until(lambda: sorted(each["blocks"] for each in stats.blockers(conn)) == ["lock", "table"], "each kind once")
 
 
 def test_the_session_of_the_oldest_transaction_is_named_while_notifications_pile_up(

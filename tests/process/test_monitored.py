@@ -104,15 +104,3 @@ def test_every_panel_has_figures_and_no_rule_fails(farm: Farm, prometheus: Prome
     assert len(rules) == len(re.findall("- alert: ", (DEPLOY / "prometheus" / "alerts.yaml").read_text()))
     assert {rule["health"] for rule in rules} == {"ok"}
     assert [rule["name"] for rule in rules if rule["state"] == "firing"] == []
-
-
-def test_panels_do_not_overlap_and_say_what_they_show() -> None:
-    taken = set()
-    for panel in DASHBOARD["panels"]:
-        at = panel["gridPos"]
-        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
-        assert not cells & taken
-        assert at["x"] + at["w"] <= 24
-        taken |= cells
-    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
-    assert [panel["title"] for panel in PANELS if not panel["description"]] == []

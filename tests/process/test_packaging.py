@@ -65,17 +65,3 @@ def test_nothing_else_is_in_the_wheel(wheel: list[str]) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == {"dataloader"}
     ours = [name for name in wheel if not name.startswith("dataloader/testing/")]
     assert not [name for name in ours if any(part.startswith("test") for part in name.split("/"))]
-
-
-def test_wsgi_serves_health(dsn: str) -> None:
-    """As `gunicorn wsgi:app` does, in a process of its own: it reads the environment at import."""
-    code = "from wsgi import app; assert app.test_client().get('/health').json == {'status': 'healthy'}"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={"DL_DB_DSN": dsn, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr

@@ -34,16 +34,16 @@ def result(farm: Farm, task: str, **args: Any) -> Any:
     return farm.result(job)
 
 
-@pytest.mark.parametrize("how", ["returns", "raises", "exits", "yields", "awaits", "in_a_transaction"])
-def test_only_the_process_that_claimed_a_job_writes_its_end(farm: Farm, how: str) -> None:
+def test_only_the_process_that_claimed_a_job_writes_its_end(farm: Farm) -> None:
     program = ready(farm)
-    task = "child_ends" if how in ("returns", "raises", "exits") else f"child_{how}"
-    job = farm.enqueue(task, args={"how": how}, max_attempts=1)
-    until(lambda: farm.story(job)[2:], "its first end")
-    assert farm.job(job)["status"] == "succeeded", farm.journal(job)
-    assert farm.result(job) == "parent"
-    assert farm.story(job) == ["queued", "picked", "done"]
-    result(farm, "tells_its_process")
+    for how in ("returns", "raises", "exits", "yields", "awaits", "in_a_transaction"):
+        task = "child_ends" if how in ("returns", "raises", "exits") else f"child_{how}"
+        job = farm.enqueue(task, args={"how": how}, max_attempts=1)
+        until(lambda job=job: farm.story(job)[2:], "its first end")
+        assert farm.job(job)["status"] == "succeeded", (how, farm.journal(job))
+        assert farm.result(job) == "parent"
+        result(farm, "tells_its_process")
+        assert farm.story(job) == ["queued", "picked", "done"], how
     assert len(program.workers()) == 1
     assert program.stop() == 0
     assert not program.events("worker.ownership.lost")
@@ -61,22 +61,14 @@ def test_a_child_of_a_run_is_a_plain_process(farm: Farm) -> None:
     assert result(farm, "child_logs", times=30) == "parent"
     failed = farm.enqueue("child_in_a_callback", max_attempts=1)
     assert farm.wait(failed, "failed", "lost")["status"] == "failed"
+    outcomes = result(farm, "child_uses_the_context")  # it has no claim, and gives up none of its parent
+    assert len(outcomes) == 7
+    assert {re.match(r"RuntimeError: .* forked", text) is not None for text in outcomes.values()} == {True}, outcomes
     result(farm, "tells_its_process")
     assert len(program.workers()) == 1
     assert program.stop() == 0
     assert [line["level"] for line in program.events("logged by child 29")] == ["info"]
     assert not program.events("worker.ownership.lost")
-
-
-def test_a_child_of_a_run_has_no_claim(farm: Farm) -> None:
-    """A check in the child found no heartbeat, and gave up the run of its parent."""
-    ready(farm)
-    job = farm.enqueue("child_uses_the_context", max_attempts=1)
-    until(lambda: farm.story(job)[2:], "its first end")
-    assert farm.job(job)["status"] == "succeeded", farm.journal(job)
-    outcomes = farm.result(job)
-    assert len(outcomes) == 7
-    assert {re.match(r"RuntimeError: .* forked", text) is not None for text in outcomes.values()} == {True}, outcomes
 
 
 def test_a_worker_that_a_run_has_changed_is_replaced(farm: Farm) -> None:
@@ -95,6 +87,9 @@ def test_a_worker_that_a_run_has_changed_is_replaced(farm: Farm) -> None:
         "SELECT payload FROM dl_job_events WHERE kind = 'done' AND payload ? 'changed' ORDER BY event_id LIMIT 1"
     )
     assert payload["changed"] == ["timers"]
+    shown = {row["task"]: row["replaces"] for row in stats.tasks(farm.conn)}
+    assert (shown["changes"]["runs"], shown["changes"]["replaced"]) == (len(CHANGES), len(CHANGES))
+    assert shown["tells_its_process"] is None
 
 
 def test_no_run_of_a_claim_works_in_what_another_has_changed(farm: Farm) -> None:
@@ -129,34 +124,20 @@ def test_a_child_that_sudo_has_given_to_another_user_costs_no_end_of_a_run() -> 
     assert (done.stdout, done.stderr) == ("user children\n", "")
 
 
-@pytest.mark.parametrize(("task", "what"), [("changes", "alarm"), ("leaves_a_watchdog", "")])
-def test_what_a_run_leaves_to_end_its_process_does_not_hurt_the_next(farm: Farm, task: str, what: str) -> None:
+def test_what_a_run_leaves_to_end_its_process_does_not_hurt_the_next(farm: Farm) -> None:
     ready(farm)
-    farm.succeeds(farm.enqueue(task, args={"what": what}), farm.enqueue("outlasts_an_alarm", max_attempts=1))
+    for task, what in (("changes", "alarm"), ("leaves_a_watchdog", "")):
+        farm.succeeds(farm.enqueue(task, args={"what": what}), farm.enqueue("outlasts_an_alarm", max_attempts=1))
 
 
-def test_what_a_library_leaves_at_its_first_use_is_no_difference(farm: Farm) -> None:
+def test_what_grows_run_by_run_is_a_difference_and_what_a_library_leaves_at_its_first_use_is_none(farm: Farm) -> None:
     program = ready(farm)
     assert len({result(farm, "adds_once") for _ in range(5)}) == 1
     assert not program.events("worker.changed")
-
-
-@pytest.mark.parametrize("what", ["descriptors", "threads", "environment"])
-def test_what_grows_run_by_run_is_a_difference(farm: Farm, what: str) -> None:
-    program = ready(farm)
-    pids = [result(farm, "adds_each_time", what=what) for _ in range(6)]
-    assert len(set(pids)) == 3, pids
-    assert [line["changed"] for line in program.events("worker.changed")][:2] == [[what], [what]]
-
-
-def test_a_task_that_replaces_its_workers_is_shown(farm: Farm) -> None:
-    ready(farm)
-    for _ in range(3):
-        result(farm, "changes", what="umask")
-        result(farm, "tells_its_process")
-    shown = {row["task"]: row["replaces"] for row in stats.tasks(farm.conn)}
-    assert shown["changes"] == {"runs": 3, "replaced": 3, "changed": ["umask"]}
-    assert shown["tells_its_process"] is None
+    for what in ("descriptors", "threads", "environment"):
+        pids = [result(farm, "adds_each_time", what=what) for _ in range(6)]
+        assert len(set(pids)) == 3, (what, pids)
+        assert [what] in [line["changed"] for line in program.events("worker.changed")]
 
 
 def test_what_exits_in_a_callback_neither_ends_the_worker_nor_hides_the_error(farm: Farm) -> None:
@@ -274,20 +255,19 @@ def test_a_resource_is_prepared_once_for_its_key_and_the_least_recently_used_one
     assert sorted(notes()[11:]) == ["release a", "release c"]
 
 
-@pytest.mark.parametrize(
-    ("how", "ends"),
-    [
-        ({"args": {"fail": True}}, False),
-        ({"args": {"drop": True}}, True),
-        ({"args": {"sec": 60}, "timeout_sec": 1}, True),
-    ],
-)
-def test_which_runs_cost_the_resource(farm: Farm, notes: Notes, how: dict[str, Any], ends: bool) -> None:
+def test_which_runs_cost_the_resource(farm: Farm, notes: Notes) -> None:
     """One that had to stop, or says so; an error leaves it warm."""
     warmed(farm, notes)
-    farm.wait(farm.enqueue("ask", affinity_key="a", max_attempts=1, **how), "succeeded", "failed")
-    farm.wait(farm.enqueue("ask", affinity_key="a"), "succeeded")
-    assert Counter(notes())["load a"] == (2 if ends else 1)
+    hows = {
+        "fail": {"args": {"fail": True}},
+        "drop": {"args": {"drop": True}},
+        "stop": {"args": {"sec": 60}, "timeout_sec": 1},
+    }
+    for key, how in hows.items():
+        farm.wait(farm.enqueue("ask", affinity_key=key, max_attempts=1, **how), "succeeded", "failed")
+        farm.wait(farm.enqueue("ask", affinity_key=key), "succeeded")
+    loads = Counter(notes())
+    assert [loads[f"load {key}"] for key in hows] == [1, 2, 2]
 
 
 def test_what_is_prepared_has_a_time_of_its_own(farm: Farm, notes: Notes) -> None:

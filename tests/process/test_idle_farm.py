@@ -1,6 +1,5 @@
 """An idle farm: whom a notification wakes, what one more worker costs, floods of notifications."""
 
-import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -42,8 +41,14 @@ def first(workers: list[psutil.Process]) -> psutil.Process:
 
 def idle(farm: Farm, workers: int, **settings: Any) -> Any:
     program = farm.ready(workers=workers, **POLL | settings)
-    until(lambda: all("idle" in worker.cmdline()[0] for worker in program.workers()) and is_idle(farm), "idle workers")
+    calm(farm, program)
     return program
+
+
+def calm(farm: Farm, program: Program) -> None:
+    """End all jobs, and wait until the workers are idle again."""
+    farm.empty()
+    until(lambda: all("idle" in worker.cmdline()[0] for worker in program.workers()) and is_idle(farm), "idle workers")
 
 
 def counting(dsn: str) -> None:
@@ -66,50 +71,34 @@ def test_d6_one_job_costs_a_farm_of_twelve_a_few_claims(
     assert 20 < claims(farm) - 24 < 20 * 12
 
 
-def test_d6_jobs_of_one_notification_start_on_all_idle_workers(farm: Farm) -> None:
-    idle(farm, 6)
-    insert(farm, 6)
-    until(lambda: running(farm) == 6, "all six to run")
-
-
-def test_d6_a_stopped_first_worker_holds_up_nobody(farm: Farm) -> None:
-    program = idle(farm, 3)
-    stopped = first(program.workers())
-    stopped.send_signal(signal.SIGSTOP)
-    insert(farm, 2)
-    until(lambda: running(farm) == 2, "both to run beside the stopped worker")
-    stopped.send_signal(signal.SIGCONT)
-
-
-def test_d7_all_know_when_rows_are_due_though_one_has_looked(farm: Farm) -> None:
-    """Whoever looked is stopped when they are: the others have learnt it from him."""
-    program = idle(farm, 3)
+def test_d4_d6_d7_jobs_of_one_notification_start_on_all_idle_workers(farm: Farm) -> None:
+    """Without the keeper, beside a stopped worker, and when they become due after that worker alone has looked."""
+    program = idle(farm, 5)
     looker = first(program.workers())
+    (keeper,) = until(lambda: program.children("dataloader: keeper"), "the keeper")
+    keeper.suspend()
+    all_start(farm, 5)
+    keeper.resume()
+    calm(farm, program)
+    looker.suspend()
+    all_start(farm, 4)
+    looker.resume()
+    calm(farm, program)
     (inserted,) = farm.rows("SELECT clock_timestamp()")[0]
-    insert(farm, 2, in_sec=1.5)
+    insert(farm, 4, in_sec=1.5)
     has_looked = f"application_name LIKE '%%:{looker.pid}:%%' AND query_start > '{inserted}' AND state = 'idle'"
     until(lambda: farm.sessions("dl-worker", has_looked), "the first to have looked")
-    looker.send_signal(signal.SIGSTOP)
-    until(lambda: running(farm) == 2, "both to run beside the stopped worker")
-    looker.send_signal(signal.SIGCONT)
+    looker.suspend()
+    until(lambda: running(farm) == 4, "the others to have learnt from it when the jobs are due")
+    looker.resume()
+    calm(farm, program)
+    keeper.kill()
+    all_start(farm, 5)
 
 
-@pytest.mark.parametrize("ended", [signal.SIGSTOP, signal.SIGKILL])
-def test_d4_jobs_start_without_the_keeper(farm: Farm, ended: signal.Signals) -> None:
-    program = idle(farm, 3)
-    (keeper,) = until(lambda: program.children("dataloader: keeper"), "the keeper")
-    keeper.send_signal(ended)
-    insert(farm, 3)
-    until(lambda: running(farm) == 3, "all three to run")
-    if ended == signal.SIGSTOP:
-        keeper.send_signal(signal.SIGCONT)
-
-
-def test_d4_an_idle_worker_whose_session_is_lost_hears_of_jobs_by_the_next_one(farm: Farm) -> None:
-    idle(farm, 1)
-    for _ in range(3):
-        farm.end_sessions("dl-worker")
-        farm.works()
+def all_start(farm: Farm, number: int) -> None:
+    insert(farm, number)
+    until(lambda: running(farm) == number, f"all {number} to run")
 
 
 def wake_ups(farm: Farm, name: str) -> int:

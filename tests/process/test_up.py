@@ -22,14 +22,9 @@ import pytest
 from farming import call, environment, free_port, have_ended, until
 
 from dataloader import config
-from dataloader.local import ports, up
+from dataloader.local import up
 
 QUEUE = "test.up"
-
-
-def test_the_programs_of_tests_inherit_no_periods(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DL_PERIODS", '{"LEARN_SEC": 1}')
-    assert "DL_PERIODS" not in environment()
 
 
 class Farm:
@@ -216,44 +211,13 @@ def test_a_change_of_any_own_module_brings_workers_with_the_new_code(home: Path)
         assert not farm.is_colored
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({}, {"LOCAL": "1", "METRIC_PATH": "/h/log", "AUDIT_LOG_PATH": "/h/log"}),
-        ({"local": False, "metric_path": "/m"}, {"LOCAL": None, "METRIC_PATH": None, "AUDIT_LOG_PATH": "/h/log"}),
-    ],
-)
-def test_what_a_person_has_set_stays_so_at_a_terminal(
-    given: dict[str, Any], expected: dict[str, str | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in (*expected, "TIMEZONE"):
+def test_what_a_person_has_set_stays_so_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("LOCAL", "METRIC_PATH", "AUDIT_LOG_PATH", "TIMEZONE")
+    for name in names:
         monkeypatch.delenv(name, raising=False)
-    settings = config.load(_env_file=None, dl_home="/h", **given)
+    settings = config.load(_env_file=None, dl_home="/h", local=False, metric_path="/m", timezone="Asia/Tokyo")
     environment = up.environment_of_programs(settings, "dbname=x", is_terminal=True)
-    assert {name: environment.get(name) for name in expected} == expected
-    plain = up.environment_of_programs(settings, "dbname=x", is_terminal=False)
-    assert not expected.keys() & plain.keys()
-    assert plain["TIMEZONE"] == settings.people_zone
-    assert "TIMEZONE" not in up.environment_of_programs(
-        config.load(_env_file=None, timezone="Asia/Tokyo"), "", is_terminal=True
-    )
-
-
-def test_what_keeps_it_from_working_is_said_before_anything_is_started(home: Path) -> None:
-    (home / "broken.py").write_text("CONFIG = {}['nothing']")
-    with closing(Farm(home, free_port(), DL_PIPELINES="broken")) as farm:
-        assert farm.process.wait(60) == 78
-        (wrong,) = [line for line in farm.output.splitlines() if "error" in line.lower()]
-        assert wrong.startswith("dataloader up: error: pipelines: DL_PIPELINES: broken cannot be imported: KeyError:")
-        assert "Traceback" not in farm.output
-        assert "supervisor.started" not in farm.output
-
-
-def test_a_check_that_cannot_be_made_is_no_reason_not_to_start(home: Path) -> None:
-    (home / "sitecustomize.py").write_text("import os, sys\nif 'check' in sys.orig_argv: os._exit(3)")
-    with closing(Farm(home, free_port(), PYTHONPATH=str(home))) as farm:
-        farm.wait_up()
-        assert "`dataloader check` ended with status 3" in farm.output
+    assert [environment.get(name) for name in names] == [None, None, "/h/log", None]
 
 
 @pytest.mark.longest
@@ -359,20 +323,6 @@ def test_a_configured_database_is_used_and_its_password_not_shown(home: Path, ow
 )  # fmt: skip
 def test_the_address_to_ask_at(host: str, address: str) -> None:
     assert config.load(_env_file=None, app_host=host, app_port=8081).own_url == f"http://{address}:8081"
-
-
-def test_an_address_that_is_not_ours_is_refused() -> None:
-    with pytest.raises(ports.NotFree, match=r"cannot listen on 203\.0\.113\.1 port"):
-        ports.wait_for("203.0.113.1", free_port())
-
-
-@pytest.mark.parametrize(
-    ("host", "bind"), [("::1", "[::1]:"), ("::", "[::]:"), ("127.0.0.1", "127.0.0.1:"), ("localhost", "127.0.0.1:")]
-)
-def test_what_gunicorn_is_to_bind(host: str, bind: str) -> None:
-    port = free_port()
-    assert ports.wait_for(host, port) == f"{bind}{port}"
-    assert ports.trouble(host, port) is None
 
 
 def test_the_queue_and_address_are_said_where_they_are_not_the_defaults(home: Path) -> None:

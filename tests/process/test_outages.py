@@ -231,19 +231,20 @@ def outages(farm: Farm, lease: int) -> Iterator[Outages]:
         link.close()
 
 
-def grid(farm: Farm, seconds: float, reapers: bool = True) -> None:
-    """Outages of this length at each common statement, before and after it; `reapers`: at theirs too."""
-    with outages(farm, LONG_LEASE if seconds < LEASE else LEASE) as trial:
+def grid(farm: Farm, *seconds: float, reapers: bool = True) -> None:
+    """Outages of these lengths in turn at each common statement, before and after it; `reapers`: at theirs too."""
+    with outages(farm, LONG_LEASE if max(seconds) < LEASE else LEASE) as trial:
         cells = trial.learn()
         steps = {cell for cell in cells if STEP in cell.statement}
         of_reapers = {cell for cell in cells if cell.role == "dl-reaper"}
         left = cells if reapers else cells - of_reapers
-        print(f"{seconds:g} s: {Counter(cell.role for cell in cells)}; a calm claim takes up to {trial.calm_sec:.3f} s")
+        print(f"{seconds} s: {Counter(cell.role for cell in cells)}; a calm claim takes up to {trial.calm_sec:.3f} s")
         for number in range(len(cells)):
             if not left:
                 break
             more = steps if number % 2 else set()
-            trial.one(seconds, (REFUSES, SILENT)[number % 2], left | more | (set() if reapers else of_reapers))
+            sec, how = seconds[number // 2 % len(seconds)], (REFUSES, SILENT)[number % 2]
+            trial.one(sec, how, left | more | (set() if reapers else of_reapers))
             left -= set(trial.link.hit)
         print(f"{number} outages, {len(set(trial.link.hit))} cells; late by up to {max(trial.late):.2f} s")
         assert not left, list(map(str, left))
@@ -252,14 +253,8 @@ def grid(farm: Farm, seconds: float, reapers: bool = True) -> None:
 
 @pytest.mark.longest
 @pytest.mark.timeout(900)
-def test_outages_shorter_than_a_period(farm: Farm) -> None:
-    grid(farm, 0.4)
-
-
-@pytest.mark.longest
-@pytest.mark.timeout(900)
-def test_outages_longer_than_a_period(farm: Farm) -> None:
-    grid(farm, 1.5, reapers=False)
+def test_outages_shorter_and_longer_than_a_period(farm: Farm) -> None:
+    grid(farm, 0.4, 1.5)
 
 
 @pytest.mark.longest

@@ -56,7 +56,7 @@ def findings_of_check(farm: Farm, **settings: Any) -> list[dict[str, str]]:
     return list(json.loads(program.log.read_text())["findings"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])  # SIGTERM: below
 def test_workers_that_inherit_blocked_signals_drain(farm: Farm, number: signal.Signals) -> None:
     program = farm.ready(1, before=WITH_BLOCKED_SIGNALS)
     program.signal(number)
@@ -124,21 +124,16 @@ def test_an_api_without_any_place_for_temporary_files_is_refused(farm: Farm, nam
 
 
 @mounts
-@pytest.mark.parametrize(
-    ("before", "words"),
-    [
-        (files(200, 200), "the limit of open files is 200"),
-        (PROC_OF_PROCESSES, "/proc/meminfo cannot be read"),
-        (NO_TMP_NOR_SHM, "no folder for temporary files"),
-    ],
-)
-def test_check_names_what_the_host_lacks(farm: Farm, before: list[str], words: str) -> None:
+def test_check_names_all_that_the_host_lacks(farm: Farm) -> None:
+    before = [*files(200, 200), *PROC_OF_PROCESSES, *NO_TMP_NOR_SHM]
     findings = findings_of_check(farm, before=before)  # the database's socket may be in the hidden /tmp
-    assert [each["what"][: len(words)] for each in findings if each["about"] == "host"] == [words]
+    words = ("/proc/meminfo cannot be read", "the limit of open files is 200", "no folder for temporary files")
+    found = [each["what"] for each in findings if each["about"] == "host"]
+    assert [what.startswith(begin) for what, begin in zip(found, words, strict=True)] == [True] * 3, found
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
-@pytest.mark.parametrize("host", ["::", "::1", "[::1]"])
+@pytest.mark.parametrize("host", ["::", "[::1]"])
 def test_an_api_listens_on_ipv6_in_every_spelling(farm: Farm, host: str) -> None:
     port = free_port()
     program = farm.start("api --processes 1", app_host=host, app_port=port)
@@ -153,37 +148,47 @@ def test_check_names_an_address_that_nobody_can_listen_on(farm: Farm) -> None:
     assert of_host["what"].startswith("cannot listen on 203.0.113.1 port")
 
 
-DEATHS = {
-    "SIGSEGV": "os.kill(os.getpid(), signal.SIGSEGV)",
-    "SIGKILL": "os.kill(os.getpid(), signal.SIGKILL)",
-    "status 0": "os._exit(0)",
-}
+DIES_IN_TURN = """
+import os, signal
+from pathlib import Path
+from dataloader.pipelines import on_farm_start, on_worker_start
+
+tries = Path(__file__).with_name("tries")
+number = len(tries.read_text()) if tries.exists() else 0
+tries.write_text("x" * (number + 1))
+if number == 0:
+    os.kill(os.getpid(), signal.SIGSEGV)
+if number == 1:
+    os._exit(0)
+
+@on_farm_start
+def of_farm():
+    if number == 2:
+        os.abort()
+
+@on_worker_start
+def of_worker():
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
-@pytest.mark.parametrize("how", DEATHS)
-def test_a_module_that_ends_its_worker_at_its_import_is_named_and_tried_ever_more_rarely(farm: Farm, how: str) -> None:
-    (farm.folder / "boom.py").write_text(f"import os, signal\n{DEATHS[how]}\n")
+def test_a_module_that_ends_its_worker_is_named_and_tried_ever_more_rarely(farm: Farm) -> None:
+    """At its import or in a hook."""
+    (farm.folder / "boom.py").write_text(DIES_IN_TURN)
     program = farm.start(workers=1, dl_pipelines="farm_pipelines,boom")
-    failed = program.logged("supervisor.start.failed", 3)[:3]
-    assert [each["pause_sec"] for each in failed] == [0.5, 1.0, 2.0]
-    assert {each["calling"] for each in failed} == {"import of boom"}
-    assert program.stop() == 0
-
-
-@pytest.mark.parametrize("hook", ["on_worker_start", "on_farm_start"])
-def test_a_hook_that_ends_its_worker_is_named(farm: Farm, hook: str) -> None:
-    code = f"import os\nfrom dataloader.pipelines import {hook}\n@{hook}\ndef boom():\n    os.abort()\n"
-    (farm.folder / "boom.py").write_text(code)
-    program = farm.start(workers=1, dl_pipelines="boom")
-    failed = program.logged("supervisor.start.failed", 2)[:2]
+    failed = program.logged("supervisor.start.failed", 4)
     assert [(each["pause_sec"], each["calling"]) for each in failed] == [
-        (pause_sec, f"{hook} boom.boom") for pause_sec in (0.5, 1.0)
+        (0.5, "import of boom"),
+        (1.0, "import of boom"),
+        (2.0, "on_farm_start boom.of_farm"),
+        (4.0, "on_worker_start boom.of_worker"),
     ]
     assert program.stop() == 0
 
 
 def test_check_and_up_name_a_module_that_ends_its_process(farm: Farm) -> None:
-    (farm.folder / "boom.py").write_text(f"import os, signal\n{DEATHS['SIGSEGV']}\n")
+    (farm.folder / "boom.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
     named = "DL_PIPELINES: the process that imports boom was ended by SIGSEGV"
     findings = findings_of_check(farm, dl_pipelines="boom,farm_pipelines")
     (wrong,) = [each["what"] for each in findings if each["level"] == "error"]
@@ -211,7 +216,7 @@ def test_a_host_may_have_any_name(farm: Farm) -> None:
     assert names[0].startswith('h\ufffd"x:y? z:')
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.01, 0.02, 0.04, 0.06, 0.1])
+@pytest.mark.parametrize("delay", [0.0, 0.02, 0.06])
 def test_a_term_while_the_workers_are_forked_is_not_lost(farm: Farm, free_port: int, delay: float) -> None:
     """Otherwise gunicorn waits all of its graceful timeout, 30 s, for the worker that never heard it."""
     program = farm.start("api --processes 4", app_port=free_port)

@@ -1,6 +1,7 @@
 """Judges of a farm's history: what must hold whatever happened to its processes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 # Which journal kinds may follow which; None stands before the first.
 _NEXT: dict[str | None, set[str]] = {
@@ -28,6 +29,11 @@ def illegal(kinds: Sequence[str], status: str) -> str | None:
     if status in _ENDS and before != _ENDS[status]:
         return f"{status} but its story ends with {before}"
     return None
+
+
+def side_by_side(runs: Iterable[tuple[str, float, float]]) -> list[tuple[str, float, float]]:
+    """Of these runs, each a key, its begin and its end, those that began before the end of another one of their key."""
+    return [run for before, run in pairwise(sorted(runs)) if run[0] == before[0] and run[1] < before[2]]
 
 
 OVERLAPS = """

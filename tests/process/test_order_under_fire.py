@@ -7,15 +7,14 @@ import signal
 import threading
 import time
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 import psutil
 import psycopg
 import pytest
 from farming import Farm, Program, until
+from judge import side_by_side
 from servers import FAST, IMMEDIATE, Database
 from test_database_faults import reconnect
 
@@ -124,11 +123,7 @@ def test_the_order_of_each_key_stands_whatever_fails(database: Database, tmp_pat
         assert "succeeded" in ended.values()
         assert farm.rows(OUT_OF_ORDER) == []
         assert farm.rows(AFTER_SUCCESS) == []
-        assert beside_each_other(fire.notes) == []
+        calls = map(json.loads, fire.notes.read_text().splitlines())
+        assert side_by_side((call["key"], call["began"], call["ended"]) for call in calls) == []
     finally:
         farm.close()
-
-
-def beside_each_other(notes: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    calls = sorted(map(json.loads, notes.read_text().splitlines()), key=lambda call: (call["key"], call["began"]))
-    return [(one, two) for one, two in pairwise(calls) if one["key"] == two["key"] and two["began"] < one["ended"]]

@@ -1,5 +1,6 @@
 """`dataloader up` for real: everything started from nothing, used over HTTP, stopped, killed, started again."""
 
+import itertools
 import json
 import os
 import pty
@@ -19,7 +20,7 @@ from typing import Any
 
 import psutil
 import pytest
-from farming import call, environment, free_port, have_ended, until
+from farming import call, environment, free_port, have_ended, on_all, until
 
 from dataloader import config
 from dataloader.local import up
@@ -271,15 +272,19 @@ def test_a_taken_port_is_told_before_anything_is_started(home: Path) -> None:
         assert [made.name for made in home.iterdir()] == ["up.lock"]
 
 
-@pytest.mark.parametrize(("name", "title"), [("api", "gunicorn"), ("workers", "supervisor"), ("reaper", "reaper")])
-def test_a_program_that_dies_is_started_again(farm: Farm, name: str, title: str) -> None:
-    until(lambda: is_there(farm, title))
-    killed = farm.child(title)
-    ended = [killed, *killed.children(recursive=True)]  # orphans of the API answer for a moment yet
-    killed.kill()
-    until(lambda: have_ended(ended))
-    until(lambda: f"{name} was ended by SIGKILL" in farm.output)
-    until(lambda: is_there(farm, title))
+def test_programs_that_die_are_started_again(farm: Farm) -> None:
+    titles = {"api": "gunicorn", "workers": "supervisor", "reaper": "reaper"}
+    until(lambda: all(is_there(farm, title) for title in titles.values()))
+    killed = [farm.child(title) for title in titles.values()]
+    ended = [*killed, *itertools.chain(*(each.children(recursive=True) for each in killed))]
+    on_all(psutil.Process.kill, killed)
+    until(lambda: have_ended(ended))  # orphans of the API answer for a moment yet
+    for name, title in titles.items():
+        until(lambda name=name: f"{name} was ended by SIGKILL" in farm.output)
+        until(lambda title=title: is_there(farm, title))
+    until(farm.succeeds)
+    farm.child("postgres").kill()
+    until(lambda: "PostgreSQL was ended by SIGKILL" in farm.output)
     until(farm.succeeds)
 
 
@@ -288,13 +293,6 @@ def is_there(farm: Farm, title: str) -> bool:
         return farm.child(title).is_running()
     except (StopIteration, psutil.Error):
         return False
-
-
-def test_a_killed_postgresql_is_started_again(farm: Farm) -> None:
-    killed = farm.child("postgres")
-    killed.kill()
-    until(lambda: "PostgreSQL was ended by SIGKILL" in farm.output)
-    until(farm.succeeds)
 
 
 def test_a_program_that_cannot_start_ends_it_all(home: Path) -> None:

@@ -61,35 +61,17 @@ def stored(conn: Conn, name: str = "nightly") -> dict[str, Any]:
     return found
 
 
-def test_a_due_time_has_one_job_however_often_reapers_look(conn: Conn) -> None:
-    add(conn)
-    assert tick(conn, at(2.9)) == []
-    assert tick(conn, at(3)) == [plan.Made("nightly", 1)]
-    assert tick(conn, at(3)) == tick(conn, at(20)) == []
-    assert due(conn) == [at(3)]
-    assert stored(conn)["next_due"] == at(3, 1)
-
-
 def test_a_job_has_what_its_schedule_says_and_its_journal_and_key_name_the_schedule(conn: Conn) -> None:
-    args = {
-        "day": "{{ date }}",
-        "hour": "{{ hour }}",
-        "from": "{{ previous_due }}",
-        "text": "{{schedule}} of {{ year }}",
-    }
-    more = {"partition_key": "p{{ weekday }}", "priority": 7, "max_attempts": 2, "timeout_sec": 9, "lease_ttl_sec": 30}
-    add(conn, args=args, affinity_key="m{{ month }}", timezone="Europe/Moscow", since=at(-1), **more)
+    args = {"day": "{{ date }}", "hour": "{{ hour }}", "from": "{{ previous_due }}", "of": "{{schedule}} of {{ year }}"}
+    same = {"priority": 7, "max_attempts": 2, "timeout_sec": 9, "lease_ttl_sec": 30}
+    keys = {"affinity_key": "m{{ month }}", "partition_key": "p{{ weekday }}"}
+    add(conn, args=args, timezone="Europe/Moscow", since=at(-1), **keys, **same)
     tick(conn, at(0))
     (job,) = jobs(conn)
-    assert job["args"] == {
-        "day": "2026-03-02",
-        "hour": 3,
-        "from": "2026-03-01T03:00:00+03:00",
-        "text": "nightly of 2026",
-    }
-    assert (job["queue"], job["task"], job["lock_key"], job["affinity_key"]) == ("q", "load", "nightly", "m3")
-    assert job["partition_key"] == "p1"
-    assert (job["priority"], job["max_attempts"], job["timeout_sec"], job["lease_ttl_sec"]) == (7, 2, 9, 30)
+    previous = "2026-03-01T03:00:00+03:00"
+    assert job["args"] == {"day": "2026-03-02", "hour": 3, "from": previous, "of": "nightly of 2026"}
+    made = {"queue": "q", "task": "load", "lock_key": "nightly", "affinity_key": "m3", "partition_key": "p1"} | same
+    assert job | made == job
     assert (job["producer"], times.due_of_key(job["idempotency_key"])) == ("schedule nightly", ("nightly", at(0)))
     assert value(conn, "SELECT payload ->> 'by' FROM dl_job_events WHERE kind = 'queued'") == "schedule nightly"
     shown = stored(conn)
@@ -196,9 +178,13 @@ def test_a_schedule_whose_last_job_is_locked_holds_up_no_other_one(dsn: str, con
     assert stored(conn, "first")["error"] is None
 
 
-def test_a_clock_that_jumps_makes_nothing_twice_and_leaves_nothing_out(conn: Conn) -> None:
+def test_a_due_time_has_one_job_however_often_reapers_look_and_however_their_clocks_jump(conn: Conn) -> None:
     add(conn, catch_up="all")
-    for now in (at(3), at(1), at(3, 2), at(3), at(2, 2), at(4, 3)):
+    assert tick(conn, at(2.9)) == []
+    assert tick(conn, at(3)) == [plan.Made("nightly", 1)]
+    assert tick(conn, at(3)) == tick(conn, at(20)) == []
+    assert stored(conn)["next_due"] == at(3, 1)
+    for now in (at(1), at(3, 2), at(3), at(2, 2), at(4, 3)):
         tick(conn, now)
     assert due(conn) == [at(3), at(3, 1), at(3, 2), at(3, 3)]
 
@@ -265,7 +251,6 @@ def test_a_bad_schedule_keeps_its_error_and_stops_no_other(conn: Conn) -> None:
     [
         ("timezone = 'Mars/Olympus'", "no time zone 'Mars/Olympus'"),
         ("cron = 'at noon'", "should be five fields"),
-        ("cron = '0 3 * * 9'", "bad day-of-week"),
     ],
 )
 def test_a_schedule_that_cannot_be_read_has_an_error_and_can_be_shown(conn: Conn, change: str, error: str) -> None:
@@ -355,37 +340,17 @@ def test_run_now_adds_a_job_of_this_moment_and_leaves_the_next_due_time(conn: Co
     assert abs(datetime.fromisoformat(job["args"]["due"]) - job["created_at"]) < timedelta(seconds=5)
     assert job["available_at"] <= job["created_at"]
     assert value(conn, "SELECT payload ->> 'by' FROM dl_job_events LIMIT 1") == "me"
-    with pytest.raises(plan.Unknown):
-        schedules.run(conn, "unknown", "me")
 
 
 def test_a_change_counts_from_now_on_only_where_the_timing_is_another(conn: Conn) -> None:
     add(conn)
     changed = schedules.change(conn, "nightly", {"args": {"a": 1}, "priority": 3}, "UTC", "me")
-    assert (changed["args"], changed["priority"], changed["next_due"], changed["changed_by"]) == (
-        {"a": 1},
-        3,
-        at(3),
-        "me",
-    )
-    with pytest.raises(ValueError, match=r"priority: .*greater than or equal to 0"):
-        schedules.change(conn, "nightly", {"priority": -1}, "UTC", "me")
+    assert (changed["args"], changed["priority"]) == ({"a": 1}, 3)
+    assert (changed["next_due"], changed["changed_by"]) == (at(3), "me")
     before = value(conn, "SELECT now()")
     changed = schedules.change(conn, "nightly", {"interval_sec": 60, "priority": None}, "UTC", "me")
     assert (changed["cron"], changed["interval_sec"], changed["priority"], changed["args"]) == (None, 60, 100, {"a": 1})
     assert before < changed["next_due"] <= value(conn, "SELECT now() + interval '60 s'")
-    with pytest.raises(plan.Unknown):
-        schedules.change(conn, "unknown", {}, "UTC", "me")
-
-
-def test_a_name_is_taken_once_and_free_again_when_its_schedule_is_removed(conn: Conn) -> None:
-    add(conn)
-    with pytest.raises(operations.Conflict, match="nightly already"):
-        add(conn)
-    schedules.remove(conn, "nightly")
-    with pytest.raises(plan.Unknown):
-        schedules.remove(conn, "nightly")
-    add(conn)
 
 
 def declared(task: str = "load", **words: Any) -> dict[str, Any]:
@@ -395,11 +360,8 @@ def declared(task: str = "load", **words: Any) -> dict[str, Any]:
 def test_code_tells_its_schedules_and_another_start_changes_only_what_is_new(conn: Conn) -> None:
     schedules.publish(conn, {"load": declared(), "other": None}, "Europe/Moscow")
     one = stored(conn, "load")
-    assert (one["origin"], one["timezone"], one["words"]) == (
-        "code",
-        "Europe/Moscow",
-        "At 03:00 every day, Europe/Moscow",
-    )
+    assert (one["origin"], one["timezone"]) == ("code", "Europe/Moscow")
+    assert one["words"] == "At 03:00 every day, Europe/Moscow"
     conn.execute("UPDATE dl_schedules SET next_due = %s", (at(3),))
     schedules.publish(conn, {"load": declared(args={"a": 1})}, "Europe/Moscow")
     assert (stored(conn, "load")["args"], stored(conn, "load")["next_due"]) == ({"a": 1}, at(3))
@@ -408,21 +370,18 @@ def test_code_tells_its_schedules_and_another_start_changes_only_what_is_new(con
     assert stored(conn, "load")["next_due"] > before
 
 
-def test_what_people_have_changed_or_paused_outlives_the_next_start(conn: Conn) -> None:
+def test_what_people_have_changed_or_paused_or_added_outlives_the_next_start(conn: Conn) -> None:
     schedules.publish(conn, {"load": declared(), "hourly": declared("hourly", cron="0 * * * *")}, "UTC")
     schedules.change(conn, "load", {"cron": "0 5 * * *"}, "UTC", "me")
     schedules.pause(conn, "hourly", "me")
-    schedules.publish(conn, {"load": declared(), "hourly": declared("hourly", cron="30 * * * *")}, "UTC")
+    add(conn, "mine", args={"mine": True})
+    code = {"load": declared(), "hourly": declared("hourly", cron="30 * * * *"), "mine": declared("mine")}
+    schedules.publish(conn, code, "UTC")
     assert (stored(conn, "load")["cron"], stored(conn, "load")["changed_by"]) == ("0 5 * * *", "me")
     assert (stored(conn, "hourly")["cron"], stored(conn, "hourly")["paused_by"]) == ("30 * * * *", "me")
-
-
-def test_a_schedule_of_people_with_the_name_of_a_task_stays_theirs(conn: Conn) -> None:
-    add(conn, "load", args={"mine": True})
-    schedules.publish(conn, {"load": declared()}, "UTC")
-    assert (stored(conn, "load")["origin"], stored(conn, "load")["args"]) == ("people", {"mine": True})
-    schedules.publish(conn, {"load": None}, "UTC")
-    assert stored(conn, "load")["retired_at"] is None
+    assert (stored(conn, "mine")["origin"], stored(conn, "mine")["args"]) == ("people", {"mine": True})
+    schedules.publish(conn, {"mine": None}, "UTC")
+    assert stored(conn, "mine")["retired_at"] is None
 
 
 def test_a_schedule_that_its_pipeline_names_no_more_is_retired(conn: Conn) -> None:

@@ -104,6 +104,7 @@ def test_how_the_farm_stands(conn: Conn, worker: Worker) -> None:
     plain(conn, queue="old", status="failed")
     plain(conn, queue="old", status="lost")
     plain(conn, queue="done", status="succeeded")
+    plain(conn, queue="parked", blocked_on="key", in_sec=-50, made_sec=-50)
     enqueue(conn, queue="runs")
     worker.take("runs")
     operations.pause(conn, "quiet", "me")
@@ -117,17 +118,18 @@ def test_how_the_farm_stands(conn: Conn, worker: Worker) -> None:
 
     found = stats.overview(conn)
     queues = {each["queue"]: each for each in found["queues"]}
-    assert list(queues) == ["load", "old", "quiet", "runs", "serves"]
+    assert list(queues) == ["load", "old", "parked", "quiet", "runs", "serves"]
     load = queues["load"]
     names = ("length", "scheduled", "fresh", "retries", "busy", "dead", "workers")
     assert [load[name] for name in names] == [6, 2, 5, 1, 0, 0, 0]
     assert (load["max_length"], load["length_is_exact"]) == (9, True)
     assert 89 < load["lag_sec"] < 120, row(conn, late)
+    assert 50 <= queues["parked"]["lag_sec"] < 80
     assert (queues["old"]["dead"], queues["runs"]["busy"], queues["serves"]["workers"]) == (2, 1, 1)
     assert queues["quiet"]["workers"] == 1
     assert (queues["quiet"]["paused_by"], queues["quiet"]["lag_sec"]) == ("me", 0)
     total = found["total"]
-    assert (total["length"], total["busy"], total["dead"], total["workers"]) == (6, 1, 2, 1)
+    assert (total["length"], total["busy"], total["dead"], total["workers"]) == (7, 1, 2, 1)
     assert total["lag_sec"] == load["lag_sec"]
 
 
@@ -148,14 +150,6 @@ def test_a_count_ends_somewhere_and_says_so(conn: Conn, monkeypatch: pytest.Monk
     conn.execute("DELETE FROM dl_jobs")
     assert stats.note_lengths(conn, 0) == 0
     assert value(conn, "SELECT count(*) FROM dl_lengths") == 0
-
-
-def test_a_job_that_waits_for_its_key_counts_as_late(conn: Conn) -> None:
-    """Not one that waits for its time."""
-    plain(conn, lock_key="k", in_sec=-50, made_sec=-50)
-    conn.execute("UPDATE dl_jobs SET blocked_on = 'key'")
-    plain(conn, in_sec=50, made_sec=-90)
-    assert 50 <= stats.overview(conn)["total"]["lag_sec"] < 60
 
 
 def test_one_reaper_counts_at_a_time_and_not_what_another_has_just_counted(conn: Conn, dsn: str) -> None:
@@ -220,7 +214,7 @@ def test_runs_are_numbered_over_all_budgets_of_attempts(conn: Conn, worker: Work
 
 
 def test_a_job_took_what_its_last_run_took(conn: Conn, worker: Worker) -> None:
-    """And not the time since its first start, with the pauses between its attempts."""
+    """And not the time since its first start, with the pauses between its attempts. A cancellation ends no run then."""
     jobs = {name: enqueue(conn, queue=name) for name in ("twice", "dropped", "once", "runs", "waits")}
     for name in ("twice", "dropped"):
         worker.finish(worker.take(name), "retry")
@@ -238,6 +232,10 @@ def test_a_job_took_what_its_last_run_took(conn: Conn, worker: Worker) -> None:
         status = lifecycle.status(conn, job_id) or {}
         assert status["run_sec"] == listed[job_id], name
         assert status["run_sec"] is None if name in ("runs", "waits") else 0 <= status["run_sec"] < 60, name
+    lifecycle.request_cancel(conn, jobs["waits"])
+    stats.aggregate(conn)
+    canceled = {each["kind"]: each for each in stats.totals(conn) if each["queue"] in ("dropped", "waits")}["canceled"]
+    assert (canceled["count"], canceled["seconds"], sum(canceled["buckets"])) == (1, 0, 0)
 
 
 def test_sums_of_the_journal_count_each_row_once(conn: Conn, worker: Worker) -> None:
@@ -259,69 +257,38 @@ def test_sums_of_the_journal_count_each_row_once(conn: Conn, worker: Worker) -> 
     assert {each["kind"]: each["count"] for each in stats.totals(conn)}["done"] == 3
 
 
-def test_throughput_has_each_step_once_up_to_the_present_one(conn: Conn, worker: Worker) -> None:
-    for verb in ("succeed", "fail", "retry"):
-        enqueue(conn)
-        worker.finish(worker.take(), verb)
-        stats.aggregate(conn)  # a second round adds to the rows of the first
-    for span, step in ((3_600, 60), (6 * 3_600, 300), (86_400, 900), (7 * 86_400, 3_600)):
-        steps = stats.throughput(conn, span, step)
-        assert len(steps) == span // step
-        assert {(b["at"] - a["at"]).total_seconds() for a, b in itertools.pairwise(steps)} == {step}
-        assert steps[-1]["at"] <= datetime.now(UTC) < steps[-1]["at"] + timedelta(seconds=step + 5)
-        assert (sum(each["processed"] for each in steps), sum(each["failed"] for each in steps)) == (3, 2)
-
-
-def test_throughput_is_kept_for_eight_days(conn: Conn, worker: Worker) -> None:
+def test_throughput_has_each_step_once_up_to_the_present_one_and_is_kept_for_eight_days(
+    conn: Conn, worker: Worker
+) -> None:
     conn.execute(
         "INSERT INTO dl_pace_long SELECT date_bin('5 min', now() - make_interval(days => day), '2000-01-01'), 'q', 1, 0"
         "  FROM unnest('{6, 7, 9}'::int[]) day"
     )
-    enqueue(conn)
-    worker.finish(worker.take())
-    stats.aggregate(conn)
-    kept = conn.execute("SELECT count(*) FROM dl_pace_long WHERE at < now() - interval '1 day'").fetchone()
-    assert kept == (2,)
-    assert sum(each["processed"] for each in stats.throughput(conn, 7 * 86_400, 3_600)) == 2
+    for verb in ("succeed", "fail", "retry"):
+        enqueue(conn)
+        worker.finish(worker.take(), verb)
+        stats.aggregate(conn)  # a second round adds to the rows of the first
+    assert value(conn, "SELECT count(*) FROM dl_pace_long WHERE at < now() - interval '1 day'") == 2
+    for span, step, processed in ((3_600, 60, 3), (6 * 3_600, 300, 3), (86_400, 900, 3), (7 * 86_400, 3_600, 4)):
+        steps = stats.throughput(conn, span, step)
+        assert len(steps) == span // step
+        assert {(b["at"] - a["at"]).total_seconds() for a, b in itertools.pairwise(steps)} == {step}
+        assert steps[-1]["at"] <= datetime.now(UTC) < steps[-1]["at"] + timedelta(seconds=step + 5)
+        assert (sum(each["processed"] for each in steps), sum(each["failed"] for each in steps)) == (processed, 2)
 
 
-def test_what_a_run_uses_is_that_of_its_worker_and_not_old(conn: Conn, worker: Worker) -> None:
-    job_id = worker.start_new().job_id
-    shown = {"worker": worker.name, "pid": 1, "queue": "q", "state": "busy", "job_id": str(job_id), "jobs": 1}
-    stats.show_workers(conn, "farm", "host", [shown | {"memory_bytes": 5_000_000, "cpu_percent": 50.0}])
-    used = stats.used(conn, job_id, worker.name) or {}
-    assert (used["memory_bytes"], used["cpu_percent"]) == (5_000_000, 50.0)
-    assert stats.used(conn, job_id, "another") is None
-    assert stats.used(conn, enqueue(conn), worker.name) is None
-    conn.execute("UPDATE dl_workers SET seen_at = now() - interval '31 s'")
-    assert stats.used(conn, job_id, worker.name) is None
-
-
-@pytest.mark.parametrize("seconds", [0.05, 0.3, 0.8, 3, 10, 30, 100, 600, 2_000, 10_000, 50_000, 200_000])
-def test_how_long_a_run_took_falls_into_one_bucket(conn: Conn, worker: Worker, seconds: float) -> None:
-    job = worker.start_new()
-    worker.finish(job)
-    took(conn, job.job_id, seconds)
+def test_how_long_a_run_took_falls_into_one_bucket(conn: Conn, worker: Worker) -> None:
+    seconds = [0.05, 0.3, 0.8, 3, 10, 30, 100, 600, 2_000, 10_000, 50_000, 200_000]
+    for each in seconds:
+        job = worker.start_new()
+        worker.finish(job)
+        took(conn, job.job_id, each)
     stats.aggregate(conn)
     (done,) = [each for each in stats.totals(conn) if each["kind"] == "done"]
     bounds = [*stats.BUCKETS_SEC, float("inf")]
-    assert done["buckets"].index(1) == next(number for number, bound in enumerate(bounds) if seconds < bound)
-    assert done["seconds"] == pytest.approx(seconds)
-
-
-def test_a_cancellation_between_two_runs_is_the_end_of_none(conn: Conn, worker: Worker) -> None:
-    """Its last run ended before; the time it waited since, for days perhaps, is nobody's run."""
-    job_id = enqueue(conn)
-    worker.finish(worker.take(), "retry")
-    conn.execute("UPDATE dl_job_events SET ts = ts - interval '1 day' WHERE kind = 'picked'")
-    lifecycle.request_cancel(conn, job_id)
-    lifecycle.request_cancel(conn, enqueue(conn))
-    stats.aggregate(conn)
-    totals = {each["kind"]: each for each in stats.totals(conn)}
-    assert (totals["canceled"]["count"], totals["canceled"]["seconds"]) == (2, 0)
-    assert sum(totals["canceled"]["buckets"]) == 0
-    assert sum(totals["retry"]["buckets"]) == 1
-    assert sum(each["processed"] for each in stats.pace(conn, 1)) == 1
+    assert all(each < bound for each, bound in zip(seconds, bounds, strict=True))
+    assert done["buckets"] == [1] * len(bounds)
+    assert done["seconds"] == pytest.approx(sum(seconds))
 
 
 def test_a_row_that_is_committed_late_is_counted_too(conn: Conn, dsn: str) -> None:
@@ -349,10 +316,16 @@ def test_a_number_that_never_comes_is_passed_after_a_while(conn: Conn, moved: st
     assert [stats.aggregate(conn), stats.aggregate(conn)] == [then, 0]
 
 
-def test_sums_go_on_when_the_journal_is_numbered_anew(conn: Conn) -> None:
-    for _ in range(3):
-        enqueue(conn)
-    assert stats.aggregate(conn) == 3
+def test_sums_go_on_when_the_journal_is_emptied_or_numbered_anew(conn: Conn) -> None:
+    kept = enqueue(conn)
+    enqueue(conn)
+    assert stats.aggregate(conn) == 2
+    conn.execute("DELETE FROM dl_jobs WHERE job_id <> %s", (kept,))
+    assert stats.aggregate(conn) == 0
+    conn.execute("DELETE FROM dl_jobs")
+    assert stats.aggregate(conn) == 0
+    enqueue(conn)
+    assert stats.aggregate(conn) == 1
     conn.execute("TRUNCATE dl_job_events RESTART IDENTITY")
     assert [stats.aggregate(conn), stats.aggregate(conn)] == [stats.ANEW, 0]
     enqueue(conn)
@@ -374,19 +347,6 @@ def test_a_row_that_another_service_has_numbered_beyond_the_sequence_holds_up_no
     assert [stats.aggregate(conn), stats.aggregate(conn)] == [stats.ANEW, 0]
     enqueue(conn)
     assert [stats.aggregate(conn), stats.aggregate(conn)] == [1, 0]
-
-
-def test_a_journal_that_was_emptied_is_not_taken_for_one_that_is_numbered_anew(conn: Conn) -> None:
-    """Nor does it count a row twice."""
-    kept = enqueue(conn)
-    enqueue(conn)
-    assert stats.aggregate(conn) == 2
-    conn.execute("DELETE FROM dl_jobs WHERE job_id <> %s", (kept,))
-    assert stats.aggregate(conn) == 0
-    conn.execute("DELETE FROM dl_jobs")
-    assert stats.aggregate(conn) == 0
-    enqueue(conn)
-    assert stats.aggregate(conn) == 1
 
 
 SUMS_AT_THEIR_BOUND = """
@@ -445,6 +405,7 @@ def test_one_sums_up_at_a_time_and_the_others_go_on(conn: Conn, dsn: str) -> Non
 
 
 def test_what_a_keeper_shows_replaces_what_it_showed(conn: Conn, worker: Worker) -> None:
+    """What a run uses is that of its worker, and not old."""
     job = worker.start_new(queue="q")
     lifecycle.beat(worker.conn, [job], '{"processed": 5}', False)
     shown = {"worker": worker.name, "pid": 7, "queue": "q", "state": "busy", "job_id": str(job.job_id), "jobs": 3}
@@ -457,6 +418,12 @@ def test_what_a_keeper_shows_replaces_what_it_showed(conn: Conn, worker: Worker)
     mine = found[worker.name]
     assert (mine["task"], mine["attempt"], mine["progress"], mine["is_live"]) == ("t", 1, {"processed": 5}, True)
     assert (mine["memory_bytes"], mine["job_started_at"]) == (2**33, row(conn, job.job_id)["started_at"])
+    used = stats.used(conn, job.job_id, worker.name) or {}
+    assert (used["memory_bytes"], used["cpu_percent"]) == (2**33, 99.5)
+    assert stats.used(conn, job.job_id, "another") is None
+    assert stats.used(conn, enqueue(conn), worker.name) is None
+    conn.execute("UPDATE dl_workers SET seen_at = now() - interval '31 s' WHERE worker = %s", (worker.name,))
+    assert stats.used(conn, job.job_id, worker.name) is None
 
     stats.show_workers(conn, "farm", "h", [idle])
     assert {each["worker"] for each in stats.workers(conn)} == {"h:8:b", "i:1:b"}
@@ -517,14 +484,11 @@ def test_a_held_snapshot_is_told_of_when_claims_fall_behind(
 
 
 def test_who_holds_back_vacuum_is_named_as_far_as_this_role_may_see(own_db: str, server_dsn: str) -> None:
+    """What a role may see that may see all: tests/sql/test_watch.py."""
     name, admin = f"clerk_{uuid4().hex}", make_conninfo(server_dsn, dbname=conninfo_to_dict(own_db)["dbname"])
-    with psycopg.connect(own_db, application_name="report") as report, psycopg.connect(admin, autocommit=True) as conn:
+    with psycopg.connect(own_db) as report, psycopg.connect(admin, autocommit=True) as conn:
         report.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         report.execute("SELECT count(*) FROM dl_jobs")
-        held = stats.vacuum(conn)["held_by"]
-        assert (held["kind"], held["pid"], held["application"]) == ("session", report.info.backend_pid, "report")
-        assert held["age_sec"] >= 0
-        assert "count(*)" in held["query"]
         conn.execute(
             f"CREATE ROLE {name}; GRANT SELECT ON ALL TABLES IN SCHEMA public TO {name}; SET ROLE {name}".encode()
         )

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from hands import Conn, enqueue, plain, value
+from hands import Conn, enqueue, plain, quietly, value
 from psycopg.rows import dict_row
 from secret_texts import TEXTS, TOKENS
 
@@ -368,19 +368,14 @@ def test_a_job_that_leaves_the_list_meanwhile_is_spared(conn: Conn, dsn: str, mo
     filled(conn, 7)
     wanted = Wanted(q="load", error_group=GROUPS[0])
     jobs = listed(conn, wanted)
-    changes = [
-        "error_group = 'other'",
-        "status = 'running', finished_at = NULL",
-        "task = 'x', queue = 'x', lock_key = 'x'",
-    ]
-    changes.append("finished_at = now() + interval '1 min'")
-    target, look = Target(wanted), stats.chosen
+    changes = ["error_group = 'other'", "status = 'running', finished_at = NULL"]
+    changes += ["task = 'x', queue = 'x', lock_key = 'x'", "finished_at = now() + interval '1 min'"]
+    target, look, change = Target(wanted), stats.chosen, operations.change
     preview = bulk.preview(conn, "delete", target)
 
     def disturbed(*args: Any) -> Any:
         found = look(*args)
-        with db.connect(dsn, name="other", schema="public") as other:
-            other.execute("SET session_replication_role = replica")
+        with db.connect(dsn, name="other", schema="public") as other, quietly(other):
             for change, job_id in zip(changes, jobs, strict=False):
                 other.execute(f"UPDATE dl_jobs SET {change} WHERE job_id = '{job_id}'")
         return found
@@ -391,7 +386,6 @@ def test_a_job_that_leaves_the_list_meanwhile_is_spared(conn: Conn, dsn: str, mo
             assert other.execute(free, (job_ids,)).fetchall() == []
         return change(conn, order, job_ids, by)
 
-    change = operations.change
     monkeypatch.setattr(operations, "change", held)
     monkeypatch.setattr(stats, "chosen", disturbed)
     assert bulk.change(conn, "delete", target, preview["confirmation"], "ann").changed == len(jobs) - len(changes)

@@ -1,6 +1,5 @@
 """One claim over several queues: one round trip, the jobs of one queue, and no queue spoils another's claim."""
 
-from collections.abc import Sequence
 from uuid import UUID
 
 import pytest
@@ -47,22 +46,15 @@ def test_where_none_has_a_job_the_next_one_of_all_says_when(conn: Conn, worker: 
 
 @pytest.mark.parametrize("by_lag", [True, False])
 def test_by_lag_the_queue_comes_first_whose_job_has_waited_longest(conn: Conn, worker: Worker, by_lag: bool) -> None:
-    """Not the one whose job is the oldest: that became due later."""
-    due(conn, "a", -10)
-    waits = due(conn, "b", -50)
-    plain(conn, queue="c", made_sec=-100, in_sec=-5)
-    found = claim(worker, "a", "b", "c", by_lag=by_lag)
-    assert (ids(found) == [waits]) is by_lag
-
-
-def test_by_lag_a_job_counts_whose_time_has_come_and_that_no_claim_has_made_ready(conn: Conn, worker: Worker) -> None:
-    """Else a queue of retries would starve beside one that is never empty."""
-    retry = plain(conn, queue="b", in_sec=60)
+    """Not the one whose job is the oldest: that became due later. Its time has come, and no claim made it ready yet."""
+    waits = plain(conn, queue="b", in_sec=60)  # as a retry, whose queue would else starve beside one never empty
     with quietly(conn):
         conn.execute("UPDATE dl_jobs SET available_at = now() - interval '1 min'")
     due(conn, "a", -10)
-    assert row(conn, retry)["blocked_on"] == "time"
-    assert ids(claim(worker, "a", "b", by_lag=True)) == [retry]
+    plain(conn, queue="c", made_sec=-100, in_sec=-5)
+    assert row(conn, waits)["blocked_on"] == "time"
+    found = claim(worker, "a", "b", "c", by_lag=by_lag)
+    assert (ids(found) == [waits]) is by_lag
 
 
 def test_by_lag_each_queue_has_its_turn(conn: Conn, worker: Worker) -> None:
@@ -113,22 +105,10 @@ def test_the_batch_and_the_order_are_those_of_the_jobs_queue(conn: Conn, worker:
     assert (ids(found), found.batch) == ([plainly[0]], None)
 
 
-def served(conn: Conn, queues: Sequence[str]) -> None:
-    shown = {"worker": "w", "pid": 1, "queue": queues[0], "queues": list(queues), "state": "idle"}
-    nothing = {"job_id": None, "memory_bytes": 1, "cpu_percent": 0.0, "jobs": 0, "started_at": None}
-    stats.show_workers(conn, "farm", "host", [shown | nothing])
-
-
 def test_each_of_its_queues_has_the_worker(conn: Conn) -> None:
-    served(conn, ("a", "b"))
-    jobs = {queue: plain(conn, queue=queue) for queue in ("a", "b", "c")}
-    counts = {each["queue"]: each["workers"] for each in stats.overview(conn)["queues"]}
-    assert counts == {"a": 1, "b": 1, "c": 0}
-    waits = {queue: (lifecycle.status(conn, job_id) or {})["waiting_for"] for queue, job_id in jobs.items()}
-    assert {queue: found["reason"] for queue, found in waits.items()} == {
-        "a": "worker",
-        "b": "worker",
-        "c": "no_worker",
-    }
-    (shown,) = stats.workers(conn)
-    assert (shown["queue"], shown["queues"]) == ("a", ["a", "b"])
+    shown = {"worker": "w", "pid": 1, "queue": "a", "queues": ["a", "b"], "state": "idle", "jobs": 0}
+    stats.show_workers(conn, "farm", "host", [shown])
+    waits = {queue: lifecycle.status(conn, plain(conn, queue=queue))["waiting_for"]["reason"] for queue in "abc"}
+    assert waits == {"a": "worker", "b": "worker", "c": "no_worker"}
+    (worker,) = stats.workers(conn)
+    assert (worker["queue"], worker["queues"]) == ("a", ["a", "b"])

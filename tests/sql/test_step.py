@@ -11,9 +11,11 @@ from dataloader.queue.lifecycle import Ended, Step
 
 
 def test_it_claims_the_best_first_and_no_more_than_asked_for(conn: Conn, worker: Worker) -> None:
-    """The best is that of the lowest priority, and of equals the oldest."""
-    rows = ((4, -99), (1, -1), (3, -10), (3, -20))
-    last, first, third, second = (plain(conn, priority=priority, made_sec=sec) for priority, sec in rows)
+    """The best is that of the lowest priority, and of equals the oldest. A job with no attempts has one."""
+    rows = ((4, -99, 5), (1, -1, 5), (3, -10, 5), (3, -20, 0))
+    last, first, third, second = (
+        plain(conn, priority=priority, made_sec=sec, max_attempts=attempts) for priority, sec, attempts in rows
+    )
     found = step(worker, 3)
     assert ids(found.jobs) == [first, second, third]
     assert {job.attempt for job in found.jobs} == {1}
@@ -100,14 +102,9 @@ def test_some_ends_let_go_of_their_own_keys_only(conn: Conn, worker: Worker) -> 
     enqueue(conn), enqueue(conn)
     over, running = step(worker, 2).jobs
     lifecycle.finish_some(worker.conn, worker.name, [Ended(over, DONE)])
-    held = value(
-        conn,
-        "SELECT dl_session_has_key(%s, %s, hashtext(%s))",
-        worker.pid,
-        worker.session.backend_start,
-        running.lock_key,
-    )
-    assert (keys_held(conn), held) == ([worker.pid], True)
+    session, has_key = worker.session, "SELECT dl_session_has_key(%s, %s, hashtext(%s))"
+    assert value(conn, has_key, session.backend_pid, session.backend_start, running.lock_key)
+    assert keys_held(conn) == [worker.pid]
 
 
 def test_a_key_that_another_session_has_is_tried_once(conn: Conn, worker: Worker) -> None:
@@ -125,11 +122,6 @@ def test_a_step_without_ends_lets_go_of_what_the_session_still_holds(conn: Conn,
     assert keys_held(conn) == []
 
 
-def test_a_job_with_no_attempts_has_one_and_goes_with_the_others(conn: Conn, worker: Worker) -> None:
-    jobs = [plain(conn, priority=1, max_attempts=0), plain(conn, priority=2)]
-    assert ids(step(worker, 5).jobs) == jobs
-
-
 def test_the_key_of_a_lost_job_is_let_go_while_another_of_the_batch_runs(conn: Conn, one: Worker, two: Worker) -> None:
     """The heartbeat writes such an end; the run of the other may go on for hours."""
     plain(conn, lock_key="a", priority=1)
@@ -141,11 +133,10 @@ def test_the_key_of_a_lost_job_is_let_go_while_another_of_the_batch_runs(conn: C
     assert two.claim().job is None
 
 
-def test_a_row_that_somebody_holds_is_passed_over_and_its_key_let_go(conn: Conn, workers: Workers) -> None:
-    one, other = workers(), workers()
+def test_a_row_that_somebody_holds_is_passed_over_and_its_key_let_go(conn: Conn, one: Worker, two: Worker) -> None:
     held, free = plain(conn, priority=1), plain(conn, priority=2)
-    with locked(other.conn, held):
-        assert ids(step(one, 5).jobs) == [free]
+    with locked(two.conn, held):
+        assert ids(step(one, 5)) == [free]
         assert keys_held(conn) == [one.pid]
 
 
@@ -220,14 +211,12 @@ def test_rows_that_were_parked_and_others_are_claimed_in_one_order(conn: Conn, w
 def test_a_dead_workers_running_job_counts_and_what_it_had_not_begun_does_not(conn: Conn, worker: Worker) -> None:
     enqueue(conn), enqueue(conn), enqueue(conn)
     first, running, last = step(worker, 3).jobs
-    settled = lifecycle.settle(conn, worker.name, "crash", "worker killed by signal 9", running=[running.job_id])
+    reason = "worker killed by signal 9"
+    settled = lifecycle.settle(conn, worker.name, "crash", reason, running=[running.job_id])
     assert {job.status for job in settled} == {"queued"}
     assert [state(conn, job.job_id)[1] for job in (first, running, last)] == [0, 1, 0]
-    assert journal(conn, last.job_id)[-1] == (
-        "requeue",
-        {"attempt": 0, "reason": "not started: worker killed by signal 9"},
-    )
-    assert journal(conn, running.job_id)[-1][1]["reason"] == "worker killed by signal 9 on attempt 1"
+    assert journal(conn, last.job_id)[-1] == ("requeue", {"attempt": 0, "reason": f"not started: {reason}"})
+    assert journal(conn, running.job_id)[-1][1]["reason"] == f"{reason} on attempt 1"
 
 
 def test_what_waits_behind_a_run_is_taken_back_uncounted_and_nothing_before_it(conn: Conn, workers: Workers) -> None:

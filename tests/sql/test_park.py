@@ -56,12 +56,16 @@ def test_a_row_is_parked_without_a_wait_for_anybody(conn: Conn, one: Worker, two
     assert waits(conn, held, free, behind) == ["key"] * 3
 
 
-def test_a_claim_that_has_passed_many_rows_parks_them_beside_its_job(conn: Conn, one: Worker, two: Worker) -> None:
+@pytest.mark.parametrize(("passed", "parks"), [(200, 200), (20, 0)])
+def test_a_claim_that_has_passed_many_rows_parks_them_beside_its_job(
+    conn: Conn, one: Worker, two: Worker, passed: int, parks: int
+) -> None:
+    """But not a few: to park each row of a key whose turn is near would cost more than to pass it."""
     run(conn, one)
-    many(conn, 200, "k", priority=1)
+    many(conn, passed, "k", priority=1)
     free = plain(conn, priority=2)
     assert ids(step(two, 1)) == [free]
-    assert value(conn, "SELECT count(*) FROM dl_jobs WHERE blocked_on = 'key'") == 200
+    assert value(conn, "SELECT count(*) FROM dl_jobs WHERE blocked_on = 'key'") == parks
 
 
 @pytest.mark.parametrize("why", ["busy", "held", "canceled"])
@@ -78,15 +82,6 @@ def test_a_claim_goes_on_until_nothing_is_in_its_way(conn: Conn, one: Worker, tw
     while (found := step(two, 1)).look_again and not found.jobs:
         pass  # a claim stops after a second
     assert ids(found) == [good]
-
-
-def test_a_claim_that_has_passed_a_few_rows_leaves_them(conn: Conn, one: Worker, two: Worker) -> None:
-    """To park each row of a key whose turn is near would cost more than to pass it."""
-    run(conn, one)
-    many(conn, 20, "k", priority=1)
-    free = plain(conn, priority=2)
-    assert ids(step(two, 1)) == [free]
-    assert value(conn, "SELECT count(*) FROM dl_jobs WHERE blocked_on = 'key'") == 0
 
 
 def test_a_claim_with_some_keys_does_not_read_on_for_long_among_busy_ones(conn: Conn, one: Worker, two: Worker) -> None:
@@ -123,8 +118,8 @@ def lose(conn: Conn, worker: Worker, job: Job) -> None:
     assert lifecycle.reap(conn)
 
 
-def by_statement(statement: str) -> Callable[..., object]:
-    return lambda conn, worker, job: conn.execute(f"{statement} WHERE job_id = %s", (job.job_id,))
+def by_statement(statement: str) -> Callable[[Conn, UUID], object]:
+    return lambda conn, job_id: conn.execute(f"{statement} WHERE job_id = %s", (job_id,))
 
 
 ENDS: dict[str, Callable[[Conn, Worker, Job], object]] = {
@@ -134,20 +129,22 @@ ENDS: dict[str, Callable[[Conn, Worker, Job], object]] = {
     "settle": lambda conn, worker, job: lifecycle.settle(conn, worker.name, "drain", "gone"),
     "crash": crash,
     "reap": lose,
-    "another service": by_statement("UPDATE dl_jobs SET status = 'succeeded'"),
-    "an end that clears the claim": by_statement("UPDATE dl_jobs SET status = 'succeeded', claimed_by = NULL"),
-    "put back": by_statement("UPDATE dl_jobs SET status = 'queued'"),
-    "move": by_statement("UPDATE dl_jobs SET lock_key = 'another'"),
-    "deletion": by_statement("DELETE FROM dl_jobs"),
+}
+BY_OTHERS = {
+    "another service": "UPDATE dl_jobs SET status = 'succeeded'",
+    "an end that clears the claim": "UPDATE dl_jobs SET status = 'succeeded', claimed_by = NULL",
+    "put back": "UPDATE dl_jobs SET status = 'queued'",
+    "move": "UPDATE dl_jobs SET lock_key = 'another'",
+    "deletion": "DELETE FROM dl_jobs",
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("end", [*ENDS, *BY_OTHERS])
 def test_whoever_ends_a_run_makes_the_next_row_ready(conn: Conn, one: Worker, two: Worker, end: str) -> None:
     job = run(conn, one)
     first, second = parked(conn, two, 2)
     two.notes()
-    ENDS[end](conn, one, job)
+    ENDS[end](conn, one, job) if end in ENDS else by_statement(BY_OTHERS[end])(conn, job.job_id)
     is_back = state(conn, job.job_id)[0] == "queued" if end != "deletion" else False
     is_first = is_back and waits(conn, job.job_id) == [None]  # the job itself: it is the first of its key again
     assert waits(conn, first, second) == ["key" if is_first else None, "key"]
@@ -197,36 +194,29 @@ def test_the_reaper_unparks_the_stranded(
     assert lifecycle.unpark_stranded(conn, None, 5) is None  # it goes on from key to key
 
 
-LEAVE = {
-    "canceled": "UPDATE dl_jobs SET status = 'canceled' WHERE job_id = %s",
-    "deleted": "DELETE FROM dl_jobs WHERE job_id = %s",
-    "put off": "UPDATE dl_jobs SET available_at = now() + interval '1 h' WHERE job_id = %s",
-    "to another queue": "UPDATE dl_jobs SET queue = 'other' WHERE job_id = %s",
-    "to another key": "UPDATE dl_jobs SET lock_key = 'other' WHERE job_id = %s",
-}
-
-
-BY_US: dict[str, Callable[[Conn, UUID], object]] = {
+LEAVE: dict[str, Callable[[Conn, UUID], object]] = {
+    "canceled": by_statement("UPDATE dl_jobs SET status = 'canceled'"),
+    "deleted": by_statement("DELETE FROM dl_jobs"),
+    "put off": by_statement("UPDATE dl_jobs SET available_at = now() + interval '1 h'"),
+    "to another queue": by_statement("UPDATE dl_jobs SET queue = 'other'"),
+    "to another key": by_statement("UPDATE dl_jobs SET lock_key = 'other'"),
     "canceled by us": lifecycle.request_cancel,
-    "deleted by an operator": lambda conn, head: operations.change(conn, "delete", [head], "test"),
+    "deleted by an operator": lambda conn, job_id: operations.change(conn, "delete", [job_id], "test"),
 }
 
 
-@pytest.mark.parametrize("leave", [*BY_US, *LEAVE])
+@pytest.mark.parametrize("leave", LEAVE)
 def test_a_head_that_leaves_passes_its_place_on(conn: Conn, one: Worker, two: Worker, leave: str) -> None:
-    """And a parked row that leaves takes nobody with it."""
-
-    def lets_go(job_id: UUID) -> None:
-        BY_US[leave](conn, job_id) if leave in BY_US else conn.execute(LEAVE[leave].encode(), (job_id,))
-
+    """And a parked row that leaves takes nobody with it; in another queue or key it is ready."""
     job = run(conn, one)
     parked_one, head, second, third = parked(conn, two, 4)
-    lets_go(parked_one)
+    LEAVE[leave](conn, parked_one)
     assert waits(conn, head, second, third) == ["key"] * 3
+    assert not leave.startswith("to another") or waits(conn, parked_one) == [None]
     one.finish(job)
     assert waits(conn, head, second, third) == [None, "key", "key"]
     two.notes()
-    lets_go(head)
+    LEAVE[leave](conn, head)
     assert waits(conn, second, third) == [None, "key"]
     assert "q" in two.notes()
     assert second in ids(step(two, 5))
@@ -246,15 +236,6 @@ def test_a_head_that_may_not_start_passes_its_place_on(conn: Conn, one: Worker, 
     assert two.take().job_id == second
 
 
-def test_a_parked_row_that_moves_is_ready_where_it_comes(conn: Conn, one: Worker, two: Worker) -> None:
-    run(conn, one)
-    to_queue, to_key = parked(conn, two, 2)
-    conn.execute("UPDATE dl_jobs SET queue = 'other' WHERE job_id = %s", (to_queue,))
-    conn.execute("UPDATE dl_jobs SET lock_key = 'other' WHERE job_id = %s", (to_key,))
-    assert waits(conn, to_queue, to_key) == [None, None]
-    assert two.take().job_id == to_key
-
-
 def test_a_step_of_a_job_that_had_ended_makes_nobody_ready(conn: Conn, one: Worker, two: Worker) -> None:
     ended = plain(conn, lock_key="k", status="failed")
     run(conn, one)
@@ -263,36 +244,29 @@ def test_a_step_of_a_job_that_had_ended_makes_nobody_ready(conn: Conn, one: Work
     assert waits(conn, waiting) == ["key"]
 
 
-def test_a_locked_row_that_may_not_start_is_passed_over(conn: Conn, worker: Worker) -> None:
-    odd, good = plain(conn, priority=1, cancel_requested=True), plain(conn, priority=2)
-    with locked(conn, odd):
-        assert ids(step(worker, 2)) == [good]
-    assert state(conn, odd) == ("queued", 0)
-
-
 def test_a_parked_row_that_may_not_start_and_has_become_the_first_is_set_aside(conn: Conn, workers: Workers) -> None:
-    """A plain UPDATE of these two columns fires no trigger."""
+    """A plain UPDATE of these two columns fires no trigger. One that is locked is passed over."""
     one, two = workers(), workers()
     job = run(conn, one)
     head, canceled = parked(conn, two, 2)
     one.finish(job)
     conn.execute("UPDATE dl_jobs SET cancel_requested = true, priority = 0 WHERE job_id = %s", (canceled,))
-    assert ids(step(two, 1)) == [head]
-    assert state(conn, canceled) == ("canceled", 0)
+    odd = plain(conn, priority=0, cancel_requested=True)
+    with locked(conn, odd):
+        assert ids(step(two, 1)) == [head]
+        assert (state(conn, canceled), state(conn, odd)) == (("canceled", 0), ("queued", 0))
 
 
-def test_a_row_that_may_start_again_by_now_is_not_set_aside(conn: Conn, workers: Workers) -> None:
-    """Somebody has given it attempts since the claim's look; it goes on waiting for its key."""
+def test_what_is_right_again_by_now_is_neither_set_aside_nor_put_off(conn: Conn, workers: Workers) -> None:
+    """Since the claim's look somebody has given a row attempts, which waits for its key on, and a key is free."""
+    worker = workers()
     run(conn, workers())
-    (waiting,) = parked(conn, workers(), 1)
+    (waiting,) = parked(conn, worker, 1)
     assert value(conn, "SELECT dl_set_aside(ARRAY[%s])", waiting) == 0
     assert waits(conn, waiting) == ["key"]
-
-
-def test_a_look_at_refused_keys_keeps_none_that_is_free_by_now(conn: Conn, worker: Worker) -> None:
-    ready = plain(conn, lock_key="k")
-    assert value(worker.conn, "SELECT dl_put_off('q', ARRAY[hashtext('k')], 15)") == 0
-    assert (keys_held(conn), waits(conn, ready)) == ([], [None])
+    held, ready = keys_held(conn), plain(conn, lock_key="free")
+    assert value(worker.conn, "SELECT dl_put_off('q', ARRAY[hashtext('free')], 15)") == 0
+    assert (keys_held(conn), waits(conn, ready)) == (held, [None])
 
 
 def test_all_rows_of_a_key_that_a_session_holds_are_put_off_at_once_and_alike(conn: Conn, workers: Workers) -> None:
@@ -337,25 +311,18 @@ def test_a_key_whose_parked_rows_are_all_locked_is_tried_again(conn: Conn, one: 
 
 
 def test_an_end_while_a_claim_tries_the_key_again_writes_its_own_row(conn: Conn, workers: Workers) -> None:
-    """The claim may have looked before the end, and takes its row away at its commit."""
+    """The claim may have looked before the end, and takes its row away at its commit. Other claims leave it the key."""
     one, two, three = workers(), workers(), workers()
     job = run(conn, one)
     rows = parked(conn, two, 2)
     conn.execute("INSERT INTO dl_freed (key_hash, since) VALUES (hashtext('k'), now() - interval '1 min')")
-    with conn.transaction(), three.conn.transaction():
+    with locked(conn, *rows), three.conn.transaction():
         three.conn.execute("SELECT FROM dl_freed FOR UPDATE")
-        conn.execute("SELECT FROM dl_jobs WHERE job_id = ANY (%s) FOR UPDATE", (rows,))
+        assert step(two, 1).due_in == 1
         one.finish(job)
         assert value(one.conn, "SELECT count(*) FROM dl_freed") == 2
         one.conn.execute("SELECT dl_unpark(ARRAY[hashtext('k')])")
         assert value(one.conn, "SELECT count(*) FROM dl_freed") == 2
-
-
-def test_a_claim_leaves_a_freed_key_to_the_claim_that_tries_it(conn: Conn, one: Worker, two: Worker) -> None:
-    conn.execute("INSERT INTO dl_freed (key_hash, since) VALUES (hashtext('k'), now() - interval '1 min')")
-    with one.conn.transaction():
-        one.conn.execute("SELECT FROM dl_freed FOR UPDATE")
-        assert step(two, 1).due_in == 1
 
 
 def test_a_claim_that_starts_a_job_reads_few_of_many_freed_keys(conn: Conn, one: Worker) -> None:

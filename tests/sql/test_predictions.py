@@ -59,14 +59,19 @@ def test_a_queue_ends_when_its_workers_have_done_all_that_waits(conn: Conn) -> N
     assert shown["accuracy"] == {"predictions": 0, "error": None, "within": None}
 
 
-def test_a_queue_ends_with_the_work_that_is_due_and_not_with_a_job_of_tomorrow(conn: Conn) -> None:
-    tomorrow = enqueue(conn, available_at=datetime.now(UTC) + timedelta(days=1))
+def test_a_queue_ends_with_the_work_that_is_due_and_not_with_jobs_of_tomorrow(
+    conn: Conn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many these are."""
+    monkeypatch.setattr(predictions, "LINE", 3)
+    tomorrow = [enqueue(conn, available_at=datetime.now(UTC) + timedelta(days=1)) for _ in range(4)]
     shown = predictions.queue_prediction(outlook(conn, "q"))
     assert (shown["reason"], shown["ends_at"]) == ("nothing", None)
-    enqueue(conn)
+    due = enqueue(conn)
     shown = predictions.queue_prediction(outlook(conn, "q"))
+    assert shown["reason"] is None
     assert (shown["ends_at"] - shown["at"]).total_seconds() == pytest.approx(100, rel=0.1)
-    assert seconds(conn, tomorrow) == [86_500]
+    assert seconds(conn, due, tomorrow[0]) == [100, 86_500]
 
 
 def test_jobs_come_in_the_order_of_the_claim(conn: Conn) -> None:
@@ -87,18 +92,16 @@ def test_what_is_parked_and_what_waits_for_its_time_is_in_the_line(conn: Conn, w
 
 
 def test_jobs_at_a_full_limit_wait_for_each_other(conn: Conn, workers: Workers) -> None:
-    operations.set_limit(conn, "source", "test", most=1)
+    """A limit that jobs of another queue use has less room."""
+    for name in ("source", "elsewhere"):
+        operations.set_limit(conn, name, "test", most=1)
+    workers().start_new(queue="other", limits=["elsewhere"])
     jobs = [enqueue(conn, limits=["source"]) for _ in range(3)]
     workers().take()
     assert workers().claim().job is None
     assert row(conn, jobs[1])["blocked_on"] == "limit:source"
     assert seconds(conn, *jobs) == [100, 200, 300]
-
-
-def test_a_limit_that_jobs_of_another_queue_use_has_less_room(conn: Conn, worker: Worker) -> None:
-    operations.set_limit(conn, "source", "test", most=1)
-    worker.start_new(queue="other", limits=["source"])
-    assert of_job(conn, enqueue(conn, limits=["source"]))["reason"] == "held"
+    assert of_job(conn, enqueue(conn, limits=["elsewhere"]))["reason"] == "held"
 
 
 def test_a_run_that_tells_its_progress_ends_by_it(conn: Conn, worker: Worker) -> None:
@@ -223,15 +226,6 @@ def test_a_key_that_a_queued_job_has_is_not_held_by_a_dead_one(conn: Conn, worke
     assert of_job(conn, behind)["reason"] == "paused"
 
 
-def test_due_work_is_seen_behind_many_jobs_of_tomorrow(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predictions, "LINE", 3)
-    for _ in range(4):
-        enqueue(conn, available_at=datetime.now(UTC) + timedelta(days=1))
-    due = enqueue(conn)
-    assert seconds(conn, due) == [100]
-    assert predictions.queue_prediction(outlook(conn, "q"))["reason"] is None
-
-
 def test_each_reason_why_nothing_is_predicted(conn: Conn, worker: Worker) -> None:
     assert predictions.queue_prediction(outlook(conn, "q"))["reason"] == "nothing"
     job_id, new = enqueue(conn), enqueue(conn, task="new")
@@ -253,30 +247,29 @@ def test_each_reason_why_nothing_is_predicted(conn: Conn, worker: Worker) -> Non
 
 
 def test_the_journal_teaches_how_long_runs_take(conn: Conn, worker: Worker) -> None:
+    """The newest come first, what failed teaches nothing, and the latest 200 are kept."""
+
+    def learned(*columns: str) -> list[float]:
+        while stats.aggregate(conn) > 0:
+            pass
+        return value(conn, f"SELECT ARRAY[{', '.join(columns)}] FROM dl_durations")
+
+    enqueue(conn)
+    worker.finish(worker.take())
+    first, *rest = learned("seconds[1]", "seconds[200]", "cardinality(seconds)", "runs")
+    assert (first < 10, rest) == (True, [100, 200, 201])
     conn.execute("DELETE FROM dl_durations")
     for sec in (50, 70):
         job_id = enqueue(conn)
         job = worker.take()
-        conn.execute("INSERT INTO dl_job_events (job_id, queue, kind) VALUES (%s, 'q', 'stuck')", (job_id,))
-        conn.execute("INSERT INTO dl_job_events (job_id, queue, kind) VALUES (%s, 'q', 'deadline')", (job_id,))
+        for kind in ("stuck", "deadline"):
+            conn.execute("INSERT INTO dl_job_events (job_id, queue, kind) VALUES (%s, 'q', %s)", (job_id, kind))
         worker.finish(job)
         took(conn, job_id, sec)
     enqueue(conn)
     worker.finish(worker.take(), "fail", error="no")
-    while stats.aggregate(conn) > 0:
-        pass
-    learned = value(conn, "SELECT ARRAY[seconds[1], seconds[2], runs, cardinality(seconds)] FROM dl_durations")
-    assert learned == [70, 50, 2, 2], "the newest first; what failed teaches nothing"
+    assert learned("seconds[1]", "seconds[2]", "runs", "cardinality(seconds)") == [70, 50, 2, 2]
     assert not [row for row in stats.totals(conn) if row["kind"] in ("stuck", "deadline")]
-
-
-def test_only_the_latest_200_runs_are_kept(conn: Conn, worker: Worker) -> None:
-    enqueue(conn)
-    worker.finish(worker.take())
-    while stats.aggregate(conn) > 0:
-        pass
-    assert value(conn, "SELECT ARRAY[cardinality(seconds), runs] FROM dl_durations") == [200, 201]
-    assert value(conn, "SELECT seconds[1] < 10 AND seconds[200] = 100 FROM dl_durations")
 
 
 def noted_all(conn: Conn) -> list[tuple[str, int]]:
@@ -396,18 +389,11 @@ def test_a_deadline_that_is_going_to_be_missed_is_told_once_while_there_is_time(
     conn.execute("UPDATE dl_predictions SET queue = 'q', alerted_at = now() WHERE job_id = %s", (late,))
     assert (of_job(conn, late)["is_late"], of_job(conn, right)["is_late"]) == (True, False)
     assert stats.overview(conn)["queues"][0]["at_risk"] == 1
-
-
-def test_a_job_is_at_risk_no_more_when_there_are_more_workers(conn: Conn) -> None:
-    for _ in range(20):
-        enqueue(conn, priority=1)
-    job_id = enqueue(conn, deadline=datetime.now(UTC) + timedelta(seconds=500))
-    noted_all(conn)
-    first = noted(conn, job_id)
+    first = noted(conn, late)
     serve(conn, 20)
     assert noted_all(conn) == [("q", 0)]
-    assert stats.overview(conn)["queues"][0]["at_risk"] == 0
-    found = noted(conn, job_id)
+    assert stats.overview(conn)["queues"][0]["at_risk"] == 0, "there are more workers"
+    found = noted(conn, late)
     assert found["expected_at"] < first["expected_at"]
     assert found["ends_at"] == first["ends_at"], "the first prediction is the one to be compared"
 

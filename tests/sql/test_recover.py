@@ -22,6 +22,7 @@ from dataloader.queue.lifecycle import Ended
 
 LOG: Any = structlog.get_logger("worker")
 REASON = "worker killed by signal 9"
+GONE = "the worker was gone"
 
 
 def delay(conn: Conn, job_id: UUID) -> float:
@@ -33,6 +34,8 @@ def delay(conn: Conn, job_id: UUID) -> float:
 def test_e1_a_crash_is_a_spent_attempt(conn: Conn, workers: Workers) -> None:
     dead, heir = workers(), workers()
     job_id = dead.start_new(lock_key="k", max_attempts=2).job_id
+    assert lifecycle.settle(conn, heir.name, "crash", REASON) == [], "it held nothing"
+    assert (state(conn, job_id), value(dead.conn, "SELECT 1")) == (("running", 1), 1)
     (found,) = lifecycle.settle(conn, dead.name, "crash", REASON)
     assert (found.job_id, found.status) == (job_id, "queued")
     assert state(conn, job_id) == ("queued", 1)
@@ -68,13 +71,6 @@ def test_i8_uncounted_gives_the_attempt_back(conn: Conn, worker: Worker) -> None
     assert journal(conn, job_id)[-1] == ("requeue", {"reason": "drain", "attempt": 0})
 
 
-def test_a_worker_that_held_nothing_settles_to_nothing(conn: Conn, one: Worker, two: Worker) -> None:
-    job_id = one.start_new().job_id
-    assert lifecycle.settle(conn, two.name, "crash", REASON) == []
-    assert state(conn, job_id) == ("running", 1)
-    assert value(one.conn, "SELECT 1") == 1
-
-
 def test_e4_a_timeout_is_an_error_of_the_job(conn: Conn, workers: Workers) -> None:
     first, second = workers(), workers()
     job_id = first.start_new(max_attempts=2).job_id
@@ -91,14 +87,10 @@ def test_e4_a_timeout_is_an_error_of_the_job(conn: Conn, workers: Workers) -> No
     assert found.status == "failed"
 
 
-def test_a_live_lease_is_left_alone(conn: Conn, worker: Worker) -> None:
-    job_id = worker.start_new(plain).job_id
+def test_a_live_lease_is_left_alone_and_an_expired_one_queued_again_at_once(conn: Conn, worker: Worker) -> None:
+    job_id = worker.start_new().job_id
     assert lifecycle.reap(conn) is None
     assert state(conn, job_id) == ("running", 1)
-
-
-def test_an_expired_one_is_queued_again_at_once_the_first_time(conn: Conn, worker: Worker) -> None:
-    job_id = worker.start_new().job_id
     expire(conn, job_id)
     conn.execute("UPDATE dl_jobs SET heartbeat_at = '2001-02-03 04:05:06+00'")
     found = lifecycle.reap(conn)
@@ -130,44 +122,46 @@ def ahead(conn: Conn, worker: Worker, number: int, **more: int) -> list[Job]:
     return step(worker, number).jobs
 
 
-def test_what_was_claimed_ahead_and_never_begun_is_not_counted(conn: Conn, worker: Worker) -> None:
-    jobs = ahead(conn, worker, 5)
-    assert [row(conn, job.job_id)["heartbeat_at"] is None for job in jobs] == [False, True, True, True, True]
-    assert gone(conn, worker) == [("lost", 1), *[("queued", 0)] * 4]
-    last = row(conn, jobs[4].job_id)
-    assert (last["error"], last["blocked_on"]) == (None, None)
-    reason = "not started: the lease expired"
-    assert journal(conn, jobs[4].job_id)[-1] == ("requeue", {"reason": reason, "attempt": 0})
-
-
-@pytest.mark.parametrize("sign", ["beat", "progress", "keep"])
-def test_what_was_claimed_ahead_and_begun_is_counted(conn: Conn, worker: Worker, sign: str) -> None:
+@pytest.mark.parametrize("sign", [None, "beat", "progress", "keep"])
+def test_what_was_claimed_ahead_is_counted_where_it_has_begun(conn: Conn, worker: Worker, sign: str | None) -> None:
     """Its worker has beaten for it, or the keeper has."""
-    _, begun, _ = ahead(conn, worker, 3)
+    jobs = ahead(conn, worker, 3)
+    assert [row(conn, job.job_id)["heartbeat_at"] is None for job in jobs] == [False, True, True]
+    _, second, last = jobs
     if sign == "keep":
-        assert lifecycle.keep(conn, [begun.job_id], [begun.attempt], begun.claimed_by)
-    else:
-        lifecycle.beat(worker.conn, [begun], '{"n": 1}' if sign == "progress" else None, sign == "beat")
-    assert gone(conn, worker) == [("lost", 1), ("lost", 1), ("queued", 0)]
+        assert lifecycle.keep(conn, [second.job_id], [second.attempt], second.claimed_by)
+    elif sign:
+        lifecycle.beat(worker.conn, [second], '{"n": 1}' if sign == "progress" else None, sign == "beat")
+    assert gone(conn, worker) == [("lost", 1), ("lost", 1) if sign else ("queued", 0), ("queued", 0)]
+    found = row(conn, last.job_id)
+    assert (found["error"], found["blocked_on"]) == (None, None)
+    assert journal(conn, last.job_id)[-1] == ("requeue", {"reason": "not started: the lease expired", "attempt": 0})
 
 
-def test_v6_a_job_that_ends_its_machine_before_it_beats_is_lost_in_the_end(conn: Conn, workers: Workers) -> None:
+@pytest.mark.parametrize("by", ["the reaper", "the next farm"])
+def test_v6_a_job_that_ends_its_machine_before_it_beats_is_lost_in_the_end(
+    conn: Conn, workers: Workers, by: str
+) -> None:
     """It cannot be told from one that was not begun: each of its attempts is given back once."""
-    enqueue(conn, priority=0, max_attempts=100), enqueue(conn, priority=1, max_attempts=2)
-    worker, found = workers(), []
+    enqueue(conn, priority=0, max_attempts=100)
+    job_id, found = enqueue(conn, priority=1, max_attempts=2), []
     for _ in range(4):
+        worker = workers()
         conn.execute("UPDATE dl_jobs SET available_at = now() WHERE status = 'queued'")
         assert len(step(worker, 2).jobs) == 2
-        found.append(gone(conn, worker)[1])
+        gone(conn, worker) if by == "the reaper" else lifecycle.settle_gone(conn, worker.name, GONE)
+        found.append(state(conn, job_id))
     assert found == [("queued", 0), ("queued", 1), ("queued", 1), ("lost", 2)]
 
 
 @pytest.mark.parametrize(("attempt", "sec"), [(1, 0), (2, 5), (3, 25), (4, 125), (5, 600), (2_000_000, 600)])
 def test_a_crash_waits_longer_each_time(conn: Conn, attempt: int, sec: int) -> None:
+    """Also the job of another service's worker."""
     job_id = plain(conn, status="running", attempt=attempt, max_attempts=3_000_000)
     conn.execute("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s'")
     assert lifecycle.reap(conn)
-    assert delay(conn, job_id) == sec
+    assert (state(conn, job_id), delay(conn, job_id)) == (("queued", attempt), sec)
+    assert row(conn, job_id)["error"] == f"lease expired on attempt {attempt}: no heartbeat since the start"
 
 
 def test_a_running_row_without_a_lease_has_one_from_its_last_sign_of_life(conn: Conn) -> None:
@@ -218,14 +212,6 @@ def test_a_session_that_has_the_zombies_number_by_now_is_left_alone(conn: Conn, 
     assert value(bystander.conn, "SELECT 1") == 1
 
 
-def test_a_foreign_workers_expired_job_is_taken_too(conn: Conn) -> None:
-    job_id = plain(conn)
-    conn.execute("UPDATE dl_jobs SET status = 'running', attempt = 1, lease_expires_at = now() - interval '1 s'")
-    assert lifecycle.reap(conn)
-    assert state(conn, job_id) == ("queued", 1)
-    assert row(conn, job_id)["error"] == "lease expired on attempt 1: no heartbeat since the start"
-
-
 def test_a3_a_row_that_somebody_holds_is_skipped_not_waited_for(conn: Conn, one: Worker, two: Worker) -> None:
     plain(conn), plain(conn)
     held, other = one.take(), two.take()
@@ -240,9 +226,6 @@ def test_a3_a_row_that_somebody_holds_is_skipped_not_waited_for(conn: Conn, one:
     assert state(conn, held.job_id) == ("running", 1)
 
 
-GONE = "the worker was gone"
-
-
 def test_what_a_worker_does_not_know_goes_back_uncounted(conn: Conn, worker: Worker) -> None:
     held, unknown = [plain(conn) for _ in range(2)]
     jobs = {job.job_id: job for job in step(worker, 2).jobs}
@@ -253,15 +236,10 @@ def test_what_a_worker_does_not_know_goes_back_uncounted(conn: Conn, worker: Wor
     assert journal(conn, unknown)[-1] == ("requeue", handed_back)
     ((step_of,),) = conn.execute("SELECT dl_step_of('requeue', %s)", (Jsonb(handed_back),)).fetchall()
     assert step_of == "handed_back"
-
-
-def test_a_claim_of_another_attempt_is_unknown(conn: Conn, worker: Worker) -> None:
-    """A database that was set back has an older claim of this worker than the worker knows."""
-    job_id = plain(conn)
-    job = worker.take()
-    newer = job._replace(attempt=2)
+    # A database that was set back has an older claim of this worker than the worker knows.
+    newer = jobs[held]._replace(attempt=2)
     assert lifecycle.still_held(conn, worker.name, [newer]) == set()
-    assert lifecycle.hand_back(conn, worker.name, [newer], "the session was lost") == [(job_id, "queued")]
+    assert lifecycle.hand_back(conn, worker.name, [newer], "the session was lost") == [(held, "queued")]
 
 
 def test_what_others_hold_and_locked_rows_are_left_alone(conn: Conn, one: Worker, two: Worker) -> None:
@@ -286,19 +264,6 @@ def test_of_a_dead_worker_only_what_it_had_begun_counts(conn: Conn, worker: Work
         how = f"{GONE} on attempt 1" if job_id in begun else f"not started: {GONE}"
         assert journal(conn, job_id)[-1][1]["reason"] == how
     assert lifecycle.settle_gone(conn, worker.name, GONE) == []
-
-
-def test_a_job_that_ends_its_farm_at_once_is_handed_back_once(conn: Conn, workers: Workers) -> None:
-    """It looks like one that was not begun, each time."""
-    first, job_id = plain(conn, priority=1), plain(conn, priority=2)
-    states = []
-    for _ in range(3):
-        worker = workers()
-        step(worker, 2)
-        lifecycle.settle_gone(conn, worker.name, GONE)
-        states.append(state(conn, job_id))
-        conn.execute("UPDATE dl_jobs SET available_at = now(), blocked_on = NULL WHERE job_id = %s", (first,))
-    assert states == [("queued", 0), ("queued", 1), ("queued", 1)]
 
 
 @pytest.mark.parametrize(("host", "found"), [("host", True), ("hos", False), ("host:1", True), ("%", False)])

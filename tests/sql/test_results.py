@@ -42,28 +42,17 @@ def of_jobs(conn: Conn, table: str) -> list[UUID]:
     return [job_id for (job_id,) in conn.execute(f"SELECT job_id FROM {table}".encode())]
 
 
-@pytest.mark.parametrize("text", ['{"a": [1, 0.5, "ü \\\\ \\""]}', "0", "false", '""', "[]", '"{\\"a\\": 1}"'])
-def test_any_json_comes_back_as_it_was(conn: Conn, worker: Worker, text: str) -> None:
-    job_id = enqueue(conn)
-    assert worker.finish(worker.take(), result=text) == "succeeded"
-    assert stats.result(conn, job_id) == {"job_id": job_id, "status": "succeeded", "result": db.parsed(text)}
-
-
-def test_an_unknown_job_has_none_and_a_run_without_one_stores_nothing(conn: Conn, worker: Worker) -> None:
-    assert stats.result(conn, UUID(int=7)) is None
-    job_id = enqueue(conn)
-    assert result(conn, job_id) is None
-    worker.finish(worker.take())
-    assert (result(conn, job_id), kept(conn)) == (None, [])
-
-
-def test_each_end_of_a_step_has_its_own(conn: Conn, worker: Worker) -> None:
-    for _ in range(3):
+def test_each_end_of_a_step_has_its_own_and_any_json_comes_back_as_it_was(conn: Conn, worker: Worker) -> None:
+    texts = ["1", None, '{"a": [1, 0.5, "ü \\\\ \\""]}', "0", "false", '""', "[]", '"{\\"a\\": 1}"']
+    for _ in texts:
         enqueue(conn)
-    jobs = lifecycle.step(worker.session, ["q"], 15, 3, None).jobs
-    ends = [returned(jobs[0], "1"), Ended(jobs[1], Finish("succeed")), returned(jobs[2], "[2]")]
+    jobs = lifecycle.step(worker.session, ["q"], 15, len(texts), None).jobs
+    assert result(conn, jobs[0].job_id) is None
+    ends = [Ended(job, Finish("succeed", result=text)) for job, text in zip(jobs, texts, strict=True)]
     assert set(lifecycle.step(worker.session, ["q"], 15, 0, ends).ended.values()) == {"succeeded"}
-    assert [result(conn, job.job_id) for job in jobs] == [1, None, [2]]
+    assert [result(conn, job.job_id) for job in jobs] == [text and db.parsed(text) for text in texts]
+    assert len(kept(conn)) == len(texts) - 1
+    assert stats.result(conn, UUID(int=7)) is None
 
 
 def test_it_is_there_before_the_end_and_does_not_show(conn: Conn, worker: Worker) -> None:
@@ -87,27 +76,24 @@ def test_that_of_a_dead_run_never_shows_where_the_next_one_returned_nothing(conn
     worker.finish(first, "hand_back")
     worker.finish(worker.take())
     assert (state(conn, job_id)[0], kept(conn), result(conn, job_id)) == ("succeeded", [(1, 1)], None)
+    canceled = worker.start_new()
+    lifecycle.request_cancel(conn, canceled.job_id)
+    assert worker.finish(canceled, result="1") == "canceled"
+    assert result(conn, canceled.job_id) is None
 
 
 @pytest.mark.parametrize("table", KEEP)
-@pytest.mark.parametrize("wrong", [{"attempt": 2}, {"claimed_by": "host:9:x"}])
-def test_who_does_not_name_the_claim_stores_nothing(conn: Conn, worker: Worker, table: str, wrong: Any) -> None:
+def test_who_does_not_name_the_claim_of_a_running_job_stores_nothing(conn: Conn, worker: Worker, table: str) -> None:
+    """Nor does who names it when another service has ended the job, and left the claim in the row."""
     job = worker.start_new()
-    KEEP[table](worker, job._replace(**wrong))
-    assert of_jobs(conn, table) == []
-    KEEP[table](worker, job)
-    assert of_jobs(conn, table) == [job.job_id]
-
-
-@pytest.mark.parametrize("table", KEEP)
-def test_nothing_is_stored_of_a_job_that_does_not_run(conn: Conn, worker: Worker, table: str) -> None:
-    """Another service has ended it, and left the claim in the row."""
-    job = worker.start_new()
-    with quietly(conn):
-        conn.execute("UPDATE dl_jobs SET status = 'succeeded'")
-    assert row(conn, job.job_id)["claimed_by"] == worker.name
-    KEEP[table](worker, job)
-    assert of_jobs(conn, table) == []
+    for wrong in ({"attempt": 2}, {"claimed_by": "host:9:x"}):
+        KEEP[table](worker, job._replace(**wrong))
+    for status, stored in (("succeeded", []), ("running", [job.job_id])):
+        with quietly(conn):
+            conn.execute("UPDATE dl_jobs SET status = %s", (status,))
+        assert row(conn, job.job_id)["claimed_by"] == worker.name
+        KEEP[table](worker, job)
+        assert of_jobs(conn, table) == stored
 
 
 def test_that_of_a_later_claim_is_not_replaced_and_a_repetition_changes_nothing(conn: Conn, worker: Worker) -> None:
@@ -122,23 +108,17 @@ def test_that_of_a_later_claim_is_not_replaced_and_a_repetition_changes_nothing(
     assert (kept(conn), result(conn, job.job_id)) == ([(2, "later")], None)
 
 
-def test_a_canceled_job_shows_none(conn: Conn, worker: Worker) -> None:
-    job = worker.start_new()
-    lifecycle.request_cancel(conn, job.job_id)
-    assert worker.finish(job, result="1") == "canceled"
-    assert result(conn, job.job_id) is None
-
-
 @pytest.mark.parametrize("by", ["operator", "plain update"])
 def test_a_job_that_is_put_back_has_none_any_more(conn: Conn, worker: Worker, by: str) -> None:
-    job_id = enqueue(conn)
-    other = enqueue(conn)
+    """Another change of a job that has succeeded leaves it its result."""
+    job_id, other = enqueue(conn), enqueue(conn)
     for _ in range(2):
         worker.finish(worker.take(), result="1")
     if by == "operator":
         operations.change(conn, "requeue", [job_id], "test")
     else:
         conn.execute("UPDATE dl_jobs SET status = 'queued' WHERE job_id = %s", (job_id,))
+    conn.execute("UPDATE dl_jobs SET queue = 'other', status = 'succeeded' WHERE job_id = %s", (other,))
     assert (result(conn, job_id), result(conn, other)) == (None, 1)
     assert value(conn, "SELECT count(*) FROM dl_results") == 1
 
@@ -153,13 +133,6 @@ def test_a_run_of_another_service_has_not_that_of_our_dead_run(conn: Conn, worke
     foreign.conn.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now() WHERE job_id = %s", (job_id,))
     assert (row(conn, job_id)["claims"], row(conn, job_id)["status"]) == (1, "succeeded")
     assert (result(conn, job_id), kept(conn)) == (None, [])
-
-
-def test_a_change_of_a_job_that_has_succeeded_leaves_it_its_result(conn: Conn, worker: Worker) -> None:
-    job_id = enqueue(conn)
-    worker.finish(worker.take(), result="1")
-    conn.execute("UPDATE dl_jobs SET queue = 'other', status = 'succeeded' WHERE job_id = %s", (job_id,))
-    assert result(conn, job_id) == 1
 
 
 @pytest.mark.parametrize("table", KEEP)

@@ -39,10 +39,8 @@ def test_a_row_of_the_long_claim_alone_is_set_aside(own_db: str, worker: Worker,
     operations.set_limit(worker.conn, "l", "test", most=5)
     good, odd = plain(worker.conn), poison(limits=["l"])
     worker.session.makes_way = True
-    found = aside(worker)
-    assert found is not None
-    assert found.job_id == odd
-    assert [job.job_id for job in step(worker, MOST).jobs] == [good]
+    assert aside(worker).job_id == odd
+    assert ids(step(worker, MOST)) == [good]
 
 
 @pytest.fixture
@@ -64,8 +62,7 @@ def worker(own_db: str) -> Iterator[Worker]:
         yield worker
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("place", [0, 20, 39])
+@pytest.mark.parametrize(("kind", "place"), [*((kind, 20) for kind in KINDS), ("plain", 0), ("plain", 39)])
 def test_the_job_is_set_aside_alone(worker: Worker, poison: Callable[..., UUID], kind: str, place: int) -> None:
     if KINDS[kind]:
         operations.set_order(worker.conn, "q", "test", **KINDS[kind])
@@ -88,21 +85,19 @@ def test_each_of_several_is_found_and_fails_in_the_end(worker: Worker, poison: C
     good = plain(worker.conn)
     found = [aside(worker) for _ in bad]
     assert {(each.job_id, each.status) for each in found if each} == {(job_id, "failed") for job_id in bad}
-    assert [job.job_id for job in step(worker, MOST).jobs] == [good]
+    assert ids(step(worker, MOST)) == [good]
     kinds = "SELECT array_agg(kind) FROM dl_job_events WHERE job_id = %s"
     assert {tuple(value(worker.conn, kinds, job_id)) for job_id in bad} == {("queued", "failed")}
 
 
 @pytest.mark.parametrize("condition", ["NEW.task = 'bad' AND NEW.status = 'running'", "NEW.task = 'bad'"])
-def test_a_job_that_a_trigger_keeps_from_any_change_is_set_aside(worker: Worker, condition: str) -> None:
-    with psycopg.connect(worker.conn.info.dsn, password=worker.conn.info.password, autocommit=True) as conn:
+def test_a_job_that_a_trigger_keeps_from_any_change_is_set_aside(worker: Worker, own_db: str, condition: str) -> None:
+    with psycopg.connect(own_db, autocommit=True) as conn:
         conn.execute(RAISES.format(condition))
-    bad = plain(worker.conn, task="bad", max_attempts=1)
-    good = plain(worker.conn)
+    bad, good = plain(worker.conn, task="bad", max_attempts=1), plain(worker.conn)
     found = aside(worker)
-    assert (found.job_id, found.status) == (bad, "failed")
-    assert row(worker.conn, bad)["status"] == "failed"
-    assert [job.job_id for job in step(worker, MOST).jobs] == [good]
+    assert (found.job_id, found.status, row(worker.conn, bad)["status"]) == (bad, "failed", "failed")
+    assert ids(step(worker, MOST)) == [good]
 
 
 def test_an_error_of_no_row_stays_what_it_is(worker: Worker) -> None:

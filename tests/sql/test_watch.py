@@ -9,12 +9,7 @@ import structlog
 from hands import Conn, enqueue, many, quietly, until, value
 from structlog.testing import capture_logs
 
-from dataloader.config import Settings
-from dataloader.farm import keeper as module
 from dataloader.farm import reaper
-from dataloader.farm.admission import Host
-from dataloader.farm.keeper import CHANGED_SEC, UNCHANGED_SEC, WorkerRegistry
-from dataloader.farm.slots import SharedSlots, State
 from dataloader.queue import db
 from dataloader.queue.reports import stats
 
@@ -90,35 +85,3 @@ def test_a_round_goes_on_where_the_queues_cannot_be_counted(conn: Conn, dsn: str
     watch.note_at = 0.0
     assert watched(conn, watch) == []
     assert value(conn, "SELECT count(*) FROM dl_lengths") == 1
-
-
-SHOWN = "SELECT worker, state, jobs, memory_bytes > 0 FROM dl_workers ORDER BY worker"
-
-
-def test_workers_are_shown_after_changes_and_now_and_then(conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [1_000.0]
-    reads: list[int] = []
-    monkeypatch.setattr(module, "now", lambda: clock[0])
-    read = module.memory_used
-    monkeypatch.setattr(module, "memory_used", lambda pid: reads.append(pid) or read(pid))
-    shared = SharedSlots(3)
-    for slot in shared.slots:
-        slot.take(0)
-        slot.occupy(f"w{slot.index}", ["q"])
-        slot.state = State.IDLE
-    registry = WorkerRegistry(Host(Settings(dl_db_dsn="postgresql://")), shared.reload)
-
-    def looked_at() -> int:
-        reads.clear()
-        registry.show(conn, shared.used())
-        clock[0] += 1.1 * CHANGED_SEC
-        return len(reads)
-
-    assert (looked_at(), looked_at()) == (3, 0)
-    shared.slots[1].runs += 1
-    shared.slots[2].state = State.BUSY
-    assert looked_at() == 3
-    assert conn.execute(SHOWN).fetchall() == [("w0", "idle", 0, True), ("w1", "idle", 1, True), ("w2", "busy", 0, True)]
-    assert looked_at() == 0
-    clock[0] += UNCHANGED_SEC
-    assert looked_at() == 3

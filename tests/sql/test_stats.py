@@ -3,17 +3,14 @@
 import itertools
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
 import psycopg
 import pytest
-from hands import Conn, Worker, Workers, age, enqueue, expire, locked, many, plain, quietly, row, took, value
-from patience import until
+from hands import Conn, Worker, Workers, age, enqueue, expire, many, plain, quietly, row, started, took, value
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from readings import blocked
 from test_search import pages
 
 from dataloader.queue import db, lifecycle, operations
@@ -165,6 +162,7 @@ def test_one_reaper_counts_at_a_time_and_not_what_another_has_just_counted(conn:
 
 
 def test_the_attempts_that_a_journal_tells_of(conn: Conn, workers: Workers) -> None:
+    """After a requeue `attempt` begins at 1 again: the number of the run and who put the job back tell them apart."""
     job_id = enqueue(conn, max_attempts=9)
     for end in ("retry", "hand_back", "crash", "lease", "succeed"):
         worker = workers()  # some lose their session on the way
@@ -179,38 +177,24 @@ def test_the_attempts_that_a_journal_tells_of(conn: Conn, workers: Workers) -> N
             finish = Finish(end, "what went wrong" if end == "retry" else None, 30)
             lifecycle.finish_some(worker.conn, worker.name, [Ended(job, finish, facts)])
         if end != "succeed":
-            operations.change(conn, "run-now", [job_id], "me")
+            operations.change(conn, "run-now", [job_id], "me")  # puts no finished job back: the budget goes on
     found = stats.attempts(stats.events(conn, job_id))
-    assert [a.attempt for a in found] == [1, 2, 2, 3, 4]
     assert [a.end for a in found] == [*["requeue"] * 4, "done"]
     assert (found[0].error, found[0].peak_mb, found[2].signal) == ("what went wrong", 5.0, 9)
-    assert found[3].reason is not None
-    assert found[3].reason.startswith("lease expired")
+    assert (found[3].reason or "").startswith("lease expired")
     assert all(a.seconds is not None and a.seconds >= 0 for a in found)
     assert stats.aggregate(conn) > 0
     counted = {each["kind"]: each["count"] for each in stats.totals(conn)}
     del counted["requeue"]  # by hand
     assert counted == dict.fromkeys(("queued", "retry", "handed_back", "crash", "lease", "done"), 1) | {"picked": 5}
-
-
-def test_runs_are_numbered_over_all_budgets_of_attempts(conn: Conn, worker: Worker) -> None:
-    """After a requeue `attempt` begins at 1 again: the number of the run and who put the job back tell them apart."""
-    job_id = enqueue(conn, max_attempts=2)
-    for delay, end in ((True, "retry"), (False, "fail")):
-        worker.finish(worker.take(), end)
-        if delay:
-            operations.change(conn, "run-now", [job_id], "me")  # puts no finished job back: the budget goes on
+    worker = workers()
     operations.change(conn, "requeue", [job_id], "token ops from 10.0.0.7")
     worker.finish(worker.take(), "fail")
     conn.execute("UPDATE dl_jobs SET status = 'queued', available_at = now() WHERE job_id = %s", (job_id,))
     worker.take()
-    found = stats.attempts(stats.events(conn, job_id))
-    assert [(a.run, a.attempt, a.requeued_by) for a in found] == [
-        (1, 1, None),
-        (2, 2, None),
-        (3, 1, "token ops from 10.0.0.7"),
-        (4, 1, "another service"),
-    ]
+    runs = [(a.run, a.attempt, a.requeued_by) for a in stats.attempts(stats.events(conn, job_id))]
+    assert runs[:5] == [(1, 1, None), (2, 2, None), (3, 2, None), (4, 3, None), (5, 4, None)]
+    assert runs[5:] == [(6, 1, "token ops from 10.0.0.7"), (7, 1, "another service")]
 
 
 def test_a_job_took_what_its_last_run_took(conn: Conn, worker: Worker) -> None:
@@ -502,16 +486,11 @@ def test_who_holds_back_vacuum_is_named_as_far_as_this_role_may_see(own_db: str,
 
 
 def test_a_session_that_waits_for_a_row_has_not_locked_the_table(dsn: str, conn: Conn) -> None:
-    """It has a lock of the tuple meanwhile. A session with several locks of the table is named once."""
-    job_id = enqueue(conn)
-    with db.connect(dsn, name="waits", schema="public") as waits, ThreadPoolExecutor() as pool:
-        with locked(conn, job_id):
-            wait = pool.submit(waits.execute, "SELECT FROM dl_jobs FOR UPDATE")
-            until(lambda: blocked(conn, waits.info.backend_pid), "the other session to wait for the row")
+    """It has a lock of the tuple meanwhile."""
+    enqueue(conn)
+    with db.connect(dsn, name="waits", schema="public") as other, psycopg.connect(dsn) as holder:
+        holder.execute("SELECT FROM dl_jobs FOR UPDATE")
+        with started(lambda: other.execute("SELECT FROM dl_jobs FOR UPDATE"), other.info.backend_pid, conn):
             found = stats.blockers(conn)
-        wait.result()
-        assert found == []
-        with waits.transaction():
-            waits.execute("LOCK TABLE dl_jobs IN SHARE MODE; LOCK TABLE dl_jobs IN EXCLUSIVE MODE")
-            held = [waits.info.backend_pid]
-            until(lambda: [each["pid"] for each in stats.blockers(conn)] == held, "the lock to count")
+            holder.commit()
+    assert found == []

@@ -1,6 +1,5 @@
 """What the reaper and the keeper do for people: counts of the queues, who holds back vacuum, the list of workers."""
 
-from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -55,23 +54,6 @@ def test_who_holds_back_vacuum_is_told_once_and_when_it_is_over(own_db: str, mon
             assert [line["event"] for line in watched(conn, watch)] == ["reaper.vacuum.held_back"]
         assert [line["event"] for line in watched(conn, watch)] == ["reaper.vacuum.released"]
         assert watched(conn, watch) == []
-
-
-def test_each_round_counts_the_queues_but_seldom_what_takes_long(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
-    enqueue(conn)
-    watch = reaper.Watch(LOG, 0)
-    watched(conn, watch)
-    assert value(conn, "SELECT length FROM dl_lengths WHERE queue = 'q'") == 1
-    note: Callable[..., Any] = stats.note_lengths
-    asked: list[float] = []
-    monkeypatch.setattr(stats, "note_lengths", lambda *given: asked.append(reaper.now()) or note(*given))
-    watch.note_at = reaper.now() + 60  # it took 3 s
-    watched(conn, watch)
-    assert asked == []
-    watch.note_at = 0.0
-    watched(conn, watch)
-    assert len(asked) == 1
-    assert watch.note_at > asked[0]
 
 
 def test_a_round_goes_on_where_the_queues_cannot_be_counted(conn: Conn, dsn: str) -> None:

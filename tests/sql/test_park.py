@@ -1,6 +1,7 @@
 """Parked rows: a claim puts rows of busy keys aside, and whoever frees a key makes its first parked row ready."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from uuid import UUID
 
 import pytest
@@ -334,49 +335,47 @@ def test_a_claim_that_starts_a_job_reads_few_of_many_freed_keys(conn: Conn, one:
         assert value(one.conn, "SELECT seq_tup_read FROM pg_stat_xact_user_tables WHERE relname = 'dl_freed'") <= 100
 
 
-def locked_head(conn: Conn, number: int = 80) -> None:
+@contextmanager
+def locked_head(conn: Conn, stranger: Worker, number: int = 80) -> Iterator[None]:
+    """A stranger has so many rows locked, which are the first of the queue."""
     many(conn, number, "locked-%s", priority=1)
-
-
-def test_a_claim_with_the_bookmark_finds_what_is_behind_and_later_what_is_before(conn: Conn, workers: Workers) -> None:
-    worker, stranger = workers(), workers()
-    locked_head(conn)
-    behind = [plain(conn, priority=2) for _ in range(3)]
     with stranger.conn.transaction():
         stranger.conn.execute("SELECT FROM dl_jobs WHERE priority = 1 FOR UPDATE")
-        found = step(worker, 1)
+        yield
+
+
+def test_a_claim_with_the_bookmark_finds_what_is_behind_and_later_what_is_before(
+    conn: Conn, one: Worker, two: Worker
+) -> None:
+    with locked_head(conn, two):
+        behind = [plain(conn, priority=2) for _ in range(3)]
+        found = step(one, 1)
         assert ids(found) == behind[:1]
         assert found.head.priority == 2
         urgent = plain(conn, priority=0)
-        assert ids(step(worker, 5, head=found.head)) == behind[1:]
-        assert ids(step(worker, 1, head=found.head)) == [urgent]
-        nothing = step(worker, 1, head=found.head)
+        assert ids(step(one, 5, head=found.head)) == behind[1:]
+        assert ids(step(one, 1, head=found.head)) == [urgent]
+        nothing = step(one, 1, head=found.head)
         assert (nothing.jobs, nothing.look_again, nothing.due_in) == ([], False, 0.1)
-    assert [job.lock_key for job in step(worker, 1, head=found.head).jobs] == ["locked-1"]
+    assert [job.lock_key for job in step(one, 1, head=found.head).jobs] == ["locked-1"]
 
 
-def test_a_few_locked_rows_are_no_reason_to_pass_over_the_head(conn: Conn, workers: Workers) -> None:
-    worker, stranger = workers(), workers()
-    locked_head(conn, 10)
-    plain(conn, priority=2)
-    with stranger.conn.transaction():
-        stranger.conn.execute("SELECT FROM dl_jobs WHERE priority = 1 FOR UPDATE")
-        assert step(worker, 1).head is None
+def test_a_few_locked_rows_are_no_reason_to_pass_over_the_head(conn: Conn, one: Worker, two: Worker) -> None:
+    with locked_head(conn, two, 10):
+        plain(conn, priority=2)
+        assert step(one, 1).head is None
 
 
-def test_the_order_of_a_key_holds_across_the_bookmark(conn: Conn, workers: Workers) -> None:
+def test_the_order_of_a_key_holds_across_the_bookmark(conn: Conn, one: Worker, two: Worker) -> None:
     """What is before the bookmark may be free by now, and comes first; if it is not, what is behind waits for it."""
-    worker, stranger = workers(), workers()
-    locked_head(conn)
     before = plain(conn, lock_key="k", priority=1)
-    plain(conn, priority=2)
-    with stranger.conn.transaction():
-        stranger.conn.execute("SELECT FROM dl_jobs WHERE priority = 1 FOR UPDATE")
-        head = step(worker, 1).head
+    with locked_head(conn, two):
+        plain(conn, priority=2)
+        head = step(one, 1).head
         assert head is not None
         behind = plain(conn, lock_key="k", priority=2)
-        assert step(worker, 1, head=head).jobs == []
-    assert ids(step(worker, 1, head=head)) == [before]
+        assert step(one, 1, head=head).jobs == []
+    assert ids(step(one, 1, head=head)) == [before]
     assert state(conn, behind) == ("queued", 0)
 
 

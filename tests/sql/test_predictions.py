@@ -204,26 +204,19 @@ def test_nothing_is_said_of_a_job_behind_a_run_of_which_nothing_is_known(conn: C
     assert first < second
 
 
+@pytest.mark.parametrize(("verb", "holds"), [("fail", True), ("retry", False)])
 @pytest.mark.parametrize("company", [0, 1])
-def test_a_job_whose_key_a_dead_job_holds_has_no_end(conn: Conn, worker: Worker, company: int) -> None:
+def test_a_job_whose_key_a_dead_job_holds_has_no_end(
+    conn: Conn, worker: Worker, company: int, verb: str, holds: bool
+) -> None:
     operations.set_order(conn, "q", "anna", ordered=True, on_dead="hold")
-    _, behind = (enqueue(conn, lock_key="k", score=score, max_attempts=1) for score in (1.0, 2.0))
-    worker.finish(worker.take(), "fail", error="broken")
+    _, behind = (enqueue(conn, lock_key="k", score=score, max_attempts=2) for score in (1.0, 2.0))
+    worker.finish(worker.take(), verb, error="broken", delay_sec=60)
     worker.claim()
     for _ in range(company):
         enqueue(conn, lock_key="other", score=1.0)
     found = of_job(conn, behind)
-    assert (found["reason"], found["ends_at"]) == ("held", None)
-
-
-def test_a_key_that_a_queued_job_has_is_not_held_by_a_dead_one(conn: Conn, worker: Worker) -> None:
-    operations.set_order(conn, "q", "anna", ordered=True, on_dead="hold")
-    _, behind = (enqueue(conn, lock_key="k", score=score, max_attempts=2) for score in (1.0, 2.0))
-    worker.finish(worker.take(), "retry", error="broken", delay_sec=60)
-    worker.claim()
-    assert of_job(conn, behind)["reason"] != "held"
-    operations.pause(conn, "q", "test")
-    assert of_job(conn, behind)["reason"] == "paused"
+    assert (found["reason"] == "held", found["ends_at"]) == (holds, None)
 
 
 def test_each_reason_why_nothing_is_predicted(conn: Conn, worker: Worker) -> None:

@@ -212,11 +212,11 @@ def test_a_job_that_waits_is_canceled_and_put_back(conn: Conn, worker: Worker) -
     assert worker.take().job_id == job
 
 
-@pytest.mark.parametrize("change", ["queue = 'other'", "lock_key = 'other'", "priority = 7", "args = '{}'"])
-def test_a_change_of_a_job_that_waits_leaves_it_waiting(conn: Conn, worker: Worker, change: str) -> None:
+def test_a_change_of_a_job_that_waits_leaves_it_waiting(conn: Conn, worker: Worker) -> None:
     job = child(conn, enqueue(conn))
-    conn.execute(f"UPDATE dl_jobs SET {change} WHERE job_id = %s", (job,))
-    assert (place(conn, job), waiting(conn)) == (WAITS, 1)
+    for change in ("queue = 'other'", "lock_key = 'other'", "priority = 7", "args = '{}'"):
+        conn.execute(f"UPDATE dl_jobs SET {change} WHERE job_id = %s", (job,))
+        assert (place(conn, job), waiting(conn)) == (WAITS, 1), change
     worker.finish(worker.take())
     assert place(conn, job) == READY
 

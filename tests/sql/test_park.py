@@ -32,7 +32,11 @@ def freed(conn: Conn, when: str) -> None:
 
 
 def test_only_the_rows_of_busy_keys_are_parked(conn: Conn, one: Worker, two: Worker) -> None:
-    """Not those of a key whose lease is over, nor of another queue, nor of a key that a stranger's session has."""
+    """Not those of a key whose lease is over, nor of another queue, nor of a key that a stranger's session has.
+
+    A step of a job that had ended makes nobody ready.
+    """
+    ended = plain(conn, lock_key="k", status="failed")
     run(conn, one)
     over = run(conn, one, key="over")
     expire(conn, over.job_id)
@@ -42,6 +46,8 @@ def test_only_the_rows_of_busy_keys_are_parked(conn: Conn, one: Worker, two: Wor
     assert two.claim().job is None
     assert waits(conn, busy, other, late, held) == ["key", None, "time", "time"]
     assert kinds(conn, busy) == ["queued"]
+    conn.execute("UPDATE dl_jobs SET status = 'canceled' WHERE job_id = %s", (ended,))
+    assert waits(conn, busy) == ["key"]
 
 
 def test_a_row_is_parked_without_a_wait_for_anybody(conn: Conn, one: Worker, two: Worker) -> None:
@@ -235,14 +241,6 @@ def test_a_head_that_may_not_start_passes_its_place_on(conn: Conn, one: Worker, 
     assert waits(conn, second, third) == [None, "key"]
     assert two.notes() == ["q"]
     assert two.take().job_id == second
-
-
-def test_a_step_of_a_job_that_had_ended_makes_nobody_ready(conn: Conn, one: Worker, two: Worker) -> None:
-    ended = plain(conn, lock_key="k", status="failed")
-    run(conn, one)
-    (waiting,) = parked(conn, two, 1)
-    conn.execute("UPDATE dl_jobs SET status = 'canceled' WHERE job_id = %s", (ended,))
-    assert waits(conn, waiting) == ["key"]
 
 
 def test_a_parked_row_that_may_not_start_and_has_become_the_first_is_set_aside(conn: Conn, workers: Workers) -> None:

@@ -149,17 +149,22 @@ def test_a_backlog_of_two_rounds_comes_last_in_the_second(conn: Conn, monkeypatc
     assert made == ["backlog", "fresh", "backlog", "backlog"]
 
 
-def test_a_schedule_whose_last_job_is_locked_holds_up_no_other_one(dsn: str, conn: Conn) -> None:
+def test_a_schedule_that_is_locked_or_whose_last_job_is_holds_up_no_other_one(dsn: str, conn: Conn) -> None:
+    """What one reaper has locked another leaves alone."""
     add(conn, "first", overlap="cancel_old")
-    add(conn, "other", since=at(4))
-    assert tick(conn, at(3)) == [plan.Made("first", 1)]
-    conn.execute("SET lock_timeout = '50ms'")
-    with db.connect(dsn, name="stranger", schema="public") as stranger, stranger.transaction():
-        stranger.execute("SELECT FROM dl_jobs FOR UPDATE")
-        locked, other = tick(conn, at(4, 1))
-        assert "lock timeout" in (locked.error or "")
-        assert other == plan.Made("other", 1)
-        assert tick(conn, at(4, 1)) == []
+    add(conn, "other")
+    with db.connect(dsn, name="stranger", schema="public") as stranger:
+        with stranger.transaction():
+            stranger.execute("SELECT FROM dl_schedules WHERE name = 'first' FOR UPDATE")
+            assert tick(conn, at(3)) == [plan.Made("other", 1)]
+        assert tick(conn, at(3)) == [plan.Made("first", 1)]
+        conn.execute("SET lock_timeout = '50ms'")
+        with stranger.transaction():
+            stranger.execute("SELECT FROM dl_jobs FOR UPDATE")
+            locked, other = tick(conn, at(4, 1))
+            assert "lock timeout" in (locked.error or "")
+            assert other == plan.Made("other", 1)
+            assert tick(conn, at(4, 1)) == []
     soon = at(4, 1) + timedelta(seconds=plan.CONTENDED_SEC)
     assert tick(conn, soon) == [plan.Made("first", 1)]
     assert stored(conn, "first")["error"] is None
@@ -174,15 +179,6 @@ def test_a_due_time_has_one_job_however_often_reapers_look_and_however_their_clo
     for now in (at(1), at(3, 2), at(3), at(2, 2), at(4, 3)):
         tick(conn, now)
     assert due(conn) == [at(3), at(3, 1), at(3, 2), at(3, 3)]
-
-
-def test_what_one_reaper_has_locked_another_leaves_alone(dsn: str, conn: Conn) -> None:
-    add(conn)
-    add(conn, "other")
-    with db.connect(dsn, name="other", schema="public") as second, second.transaction():
-        second.execute("SELECT FROM dl_schedules WHERE name = 'nightly' FOR UPDATE")
-        assert tick(conn, at(3)) == [plan.Made("other", 1)]
-    assert tick(conn, at(3)) == [plan.Made("nightly", 1)]
 
 
 def test_skip_leaves_due_times_without_a_job_while_the_one_before_has_not_ended(conn: Conn) -> None:

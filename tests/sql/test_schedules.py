@@ -146,6 +146,7 @@ def test_a_backlog_of_two_rounds_comes_last_in_the_second(conn: Conn, monkeypatc
     for _ in range(4):  # each round has time for one transaction
         duty.make(conn, lambda: False)
         made.append(value(conn, "SELECT lock_key FROM dl_jobs ORDER BY created_at DESC LIMIT 1"))
+        assert duty.due_at <= reaper.now(), "there is more to make"
     assert made == ["backlog", "fresh", "backlog", "backlog"]
 
 

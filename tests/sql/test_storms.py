@@ -297,7 +297,7 @@ KINDS = {"plain": (False, None), "ordered": (True, None), "merged by 3": (True, 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("keys", [4, pytest.param(8, marks=pytest.mark.slow), 40])
+@pytest.mark.parametrize("keys", [4, 8, 40])
 def test_a_storm_breaks_no_order(conn: Conn, dsn: str, keys: int, kind: str) -> None:
     ordered, limit = KINDS[kind]
     storm = Storm(dsn, 1, ordered, limit, keys)

@@ -1,4 +1,4 @@
-"""Backfills over HTTP: made, tried, paused, canceled; what is refused and why."""
+"""The partitions and the counts of backfills over HTTP."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 from api_app import answered, asked
 from flask.testing import FlaskClient
 
-from dataloader.model.plans import Backfill, BackfillPreview, BackfillRetried, Partitions
+from dataloader.model.plans import Backfill, BackfillRetried, Partitions
 from dataloader.queue import db
 from dataloader.queue.plans import backfills
 
@@ -25,12 +25,6 @@ def added(client: FlaskClient, **fields: Any) -> dict[str, Any]:
     return dict(answered(client.post(PATH, json=RATES | fields), Backfill))
 
 
-def test_a_dry_run_shows_jobs_and_changes_nothing(client: FlaskClient) -> None:
-    shown = answered(client.post(f"{PATH}/dry-run", json=RATES), BackfillPreview)
-    assert (shown["total"], shown["samples"][-1]["args"]) == (5, {"date": "2019-01-05"})
-    assert client.get(PATH).get_json() == {"backfills": []}
-
-
 def test_the_partitions_come_page_by_page_each_with_its_job(client: FlaskClient, conn: db.Connection) -> None:
     added(client)
     backfills.tick(conn)
@@ -44,24 +38,6 @@ def test_the_partitions_come_page_by_page_each_with_its_job(client: FlaskClient,
     retried = answered(client.post(f"{PATH}/rates/retry", json={}), BackfillRetried)
     assert retried == {"changed": 1, "next": None}
     assert asked(client, f"{PATH}/rates", Backfill)["counts"]["queued"] == 5
-
-
-def test_the_page_shows_each_partition_as_a_cell_that_leads_to_its_job(
-    client: FlaskClient, conn: db.Connection
-) -> None:
-    added(client, max_running=3)
-    page = client.get("/backfills/rates").text
-    assert page.count('class="cell planned" title="2019-01-0') == 5
-    backfills.tick(conn)
-    conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now() WHERE partition_key = '2019-01-02'")
-    failed = backfills.ledger_rows(conn, "rates", 1, 1)[0]["job_id"]
-    client.application.extensions["shared"].clear()
-    page = client.get("/backfills/rates").text
-    assert f'<a class="cell failed" href="/jobs/{failed}" title="2019-01-02: failed"' in page
-    assert page.count('class="cell queued" href=') == 4
-    assert "at most" in page.lower()
-    assert 'href="/backfills/rates"' in client.get("/backfills").text
-    assert client.get("/backfills/nothing").status_code == 404
 
 
 @pytest.mark.usefixtures("ageless")

@@ -4,7 +4,7 @@ import json
 from typing import Any
 from uuid import UUID
 
-from api_app import BATCH, MINIMAL, NOWHERE, TRIGGER, Refused, answered, rows, running
+from api_app import BATCH, MINIMAL, TRIGGER, Refused, answered, rows
 from flask.testing import FlaskClient
 from test_api_audit import Lines, lines  # noqa: F401
 from test_api_refusals import CANARY, FIELDS, UNSTORABLE, WITHOUT
@@ -102,13 +102,6 @@ def test_j6_the_body_may_have_16_mib_and_each_args_what_a_trigger_has(
     refused(client.post(BATCH, data=body, content_type="application/json"), 413, "too-large")
     refused(client.post(BATCH, headers={"Transfer-Encoding": "chunked"}), 411, "length-required")
     assert len(rows(conn)) == 20
-
-
-def test_j11_without_a_database_it_is_503_and_bad_input_400_all_the_same(refused: Refused) -> None:
-    with running(NOWHERE, patient=False) as app:
-        client = app.test_client()
-        refused(batch(client, MINIMAL), 503, "unavailable")
-        refused(batch(client, {}), 400, "invalid-input", "/jobs/0/queue")
 
 
 def test_the_audit_says_how_many_and_which(client: FlaskClient, lines: Lines) -> None:  # noqa: F811

@@ -29,20 +29,6 @@ def logs_of(client: FlaskClient, job_id: str, query: str = "") -> dict[str, Any]
     return dict(asked(client, f"/api/v1/jobs/{job_id}/logs{query}", JobLogs))
 
 
-def test_lines_come_page_by_page_with_what_was_left_out(client: FlaskClient, job_id: str) -> None:
-    whole = logs_of(client, job_id)
-    assert [line["text"] for line in whole["lines"]] == ["one", "<script>alert(1)</script>", "ten", "again"]
-    assert [line["left_out"] for line in whole["lines"]] == [0, 0, 7, 0]
-    assert whole["next"] is None
-    first = logs_of(client, job_id, "?limit=2")
-    assert first["next"] == "1.2"
-    second = logs_of(client, job_id, f"?limit=2&after={first['next']}")
-    assert [(line["text"], line["left_out"]) for line in second["lines"]] == [("ten", 7), ("again", 0)]
-    assert logs_of(client, job_id, f"?after={whole['lines'][-1]['place']}") == {"lines": [], "next": None}
-    assert [line["text"] for line in logs_of(client, job_id, "?attempt=2")["lines"]] == ["again"]
-    assert logs_of(client, job_id, "?attempt=3")["lines"] == []
-
-
 def test_the_page_leads_to_all_lines_as_text(client: FlaskClient, conn: db.Connection, job_id: str) -> None:
     conn.execute(
         "INSERT INTO dl_job_logs SELECT job_id, claim, attempt, 10 + n, now(), 'info', 'stdout', 'line ' || n"

@@ -156,43 +156,8 @@ def test_any_other_name_belongs_into_the_path(client: FlaskClient, refused: Refu
     refused(answer, 400, "invalid-input", "/name")
 
 
-@pytest.mark.parametrize("verb", ["run-all", "kill-retries", "requeue-dead", "delete-dead"])
-def test_a_whole_queue_by_filter_and_in_steps(
-    client: FlaskClient, conn: db.Connection, monkeypatch: pytest.MonkeyPatch, verb: str
-) -> None:
-    monkeypatch.setattr(operations, "SCAN", 2)
-    jobs = [made(client, task=task, available_at=LATER) for task in ("a", "b", "b", "a", "b")]
-    if verb == "kill-retries":
-        conn.execute("UPDATE dl_jobs SET attempt = 1, error = 'no'")
-    elif verb != "run-all":
-        for job_id in jobs:
-            end(conn, job_id, "failed")
-    body: dict[str, Any] = {"task": "a"} | ({"error": "no"} if verb != "run-all" else {})
-    steps, after = [], ""
-    while after is not None:
-        answer = client.post(f"/api/v1/queues/load.cbr/{verb}", json=body | ({"after": after} if after else {}))
-        steps.append(answer.get_json()["changed"])
-        after = answer.get_json()["next"]
-    assert steps == [1, 1, 0]
-
-
 def test_jobs_that_may_not_have_run_are_not_filtered_by_their_error(client: FlaskClient, refused: Refused) -> None:
     refused(client.post("/api/v1/queues/load.cbr/run-all", json={"error": "no"}), 400, "invalid-input", "/error")
-
-
-def test_a_queue_is_moved_until_it_is_done(client: FlaskClient) -> None:
-    client.put("/api/v1/queues/orders", json={"ordered": True, "on_dead": "hold"})
-    jobs = [made(client, queue="orders") for _ in range(3)]
-    path, moved = "/api/v1/queues/orders/move", {"queue": "orders", "to": "orders_v2"}
-    answer = client.post(path, json={"to": "orders_v2"}).get_json()
-    assert answer == moved | {"moved": 3, "is_done": False}
-    queues = {each["queue"]: each for each in client.get("/api/v1/queues").get_json()["queues"]}
-    assert all(each["paused_at"] for each in queues.values())
-    assert client.post(path, json={"to": "orders_v2"}).get_json() == moved | {"moved": 0, "is_done": True}
-    queues = {each["queue"]: each for each in client.get("/api/v1/queues").get_json()["queues"]}
-    assert (queues["orders_v2"]["paused_at"], queues["orders_v2"]["on_dead"]) == (None, "hold")
-    assert queues["orders"]["paused_by"] == "queue move to orders_v2"
-    assert {client.get(f"/api/v1/jobs/{job_id}").get_json()["queue"] for job_id in jobs} == {"orders_v2"}
 
 
 def test_a_move_that_cannot_be_changes_nothing(client: FlaskClient, refused: Refused) -> None:
@@ -253,18 +218,6 @@ def test_a_full_queue_takes_no_more_until_there_is_room(client: FlaskClient, ref
     assert client.post(TRIGGER, json=MINIMAL | {"queue": "other"}).status_code == 200
     client.delete(f"/api/v1/jobs/{job_id}")
     made(client)
-
-
-def test_a_batch_that_has_filled_its_queue_is_answered_again(client: FlaskClient, refused: Refused) -> None:
-    """Its first answer may have been lost; nothing is added, so the limit has nothing to say."""
-    client.put("/api/v1/queues/load.cbr/limit", json={"max_length": 2})
-    jobs = [MINIMAL | {"idempotency_key": key} for key in ("a", "b", "a")]
-    first = client.post(BATCH, json={"jobs": jobs})
-    again = client.post(BATCH, json={"jobs": jobs})
-    assert (again.status_code, again.json) == (200, first.json)
-    for more in (MINIMAL, MINIMAL | {"idempotency_key": "c"}):
-        refused(client.post(BATCH, json={"jobs": [*jobs, more]}), 429, "queue-full")
-    refused(client.post(BATCH, json={"jobs": [MINIMAL, MINIMAL]}), 429, "queue-full")
 
 
 def test_the_audit_says_how_many_jobs_an_order_has_changed(

@@ -1,6 +1,6 @@
 """Predicted ends over HTTP, by the client's results, the command line and on the pages."""
 
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -8,9 +8,6 @@ import pytest
 from api_app import TRIGGER, answered
 from flask.testing import FlaskClient
 
-from dataloader.cli import farm
-from dataloader.model.jobs import JobPrediction, QueuePrediction
-from dataloader.model.reading import read
 from dataloader.queue import db
 from dataloader.queue.reports import predictions
 
@@ -87,31 +84,3 @@ def test_requests_within_seconds_share_what_is_read_of_a_queue(
     client.get("/api/v1/queues/q/prediction")
     client.get("/api/v1/queues/other/prediction")
     assert asked == ["q", "other"]
-
-
-def sentence(**fields: Any) -> str:
-    """The command line's words, two hours east."""
-    at = {"at": "2026-12-01T00:00:00Z", "queue": "q", "accuracy": {"predictions": 0, "error": None, "within": None}}
-    kind = JobPrediction if "job_id" in fields else QueuePrediction
-    return farm.ending(
-        read(kind, at | {"status": "queued", "is_late": False} | fields), timezone(timedelta(hours=2), "EET")
-    )
-
-
-def test_the_command_line_says_it_in_words() -> None:
-    times = {"ends_at": "2026-12-01T04:40:00Z", "earliest": "2026-12-01T04:25:00Z", "latest": "2026-12-01T05:05:00Z"}
-    assert sentence(**times) == (
-        "the work due now in q ends about 2026-12-01 06:40:00 EET,"
-        " between 2026-12-01 06:25:00 EET and 2026-12-01 07:05:00 EET"
-    )
-    late = sentence(
-        **times,
-        job_id="01890a5d-ac96-474b-8cce-b302099a8057",
-        deadline="2026-12-01T04:30:00Z",
-        is_late=True,
-        accuracy={"predictions": 40, "error": 0.061, "within": 0.8},
-    )
-    assert "; its deadline is missed then: 2026-12-01 06:30:00 EET" in late
-    assert late.endswith("\nof the last day 40 predictions were off by 6 % in the median")
-    assert sentence(reason="paused") == "when the work due now in q ends is not known. Its queue is paused."
-    assert sentence(reason="new") == "when the work due now in q ends is not known. The reason is new."

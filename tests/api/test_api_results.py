@@ -33,13 +33,6 @@ def test_any_json_is_answered_as_it_is(client: FlaskClient, conn: db.Connection)
     assert result(client, job_id)["result"] == "1" * 5_000, "a number too long for Python is a text"
 
 
-def test_a_job_without_one_says_null_and_its_status(client: FlaskClient, conn: db.Connection) -> None:
-    job_id = made(client)
-    assert result(client, job_id) == {"job_id": job_id, "status": "queued", "result": None}
-    conn.execute(SUCCEED, (job_id,))
-    assert result(client, job_id) == {"job_id": job_id, "status": "succeeded", "result": None}
-
-
 def test_neither_status_nor_lists_nor_journal_carry_it(client: FlaskClient, conn: db.Connection) -> None:
     job_id = succeeded(client, conn, "canary-4711")
     for path in (f"/{job_id}/status", f"/{job_id}", "", f"/{job_id}/events"):

@@ -4,11 +4,11 @@ from urllib.parse import quote
 from uuid import UUID
 
 import pytest
-from api_app import answered, asked, journal
+from api_app import answered, journal
 from flask.testing import FlaskClient
 
-from dataloader.model.runs import QueueRuns, TaskRuns
-from dataloader.queue import db, operations
+from dataloader.model.runs import TaskRuns
+from dataloader.queue import db
 from dataloader.queue.reports import stats
 
 NAMES = ["load", "a/b", "..", ".", "<script>alert(1)</script>", "x" * 500, "a?b#c%2f", "é\u202e \n"]
@@ -60,31 +60,6 @@ def test_a_task_that_nobody_knows_has_no_runs(client: FlaskClient) -> None:
     found = client.get("/api/v1/tasks/nobody?range=7d").get_json()
     assert (found["is_known"], found["figures"]["runs"], found["figures"]["run_sec"]) == (False, 0, None)
     assert "No worker has a pipeline of this name" in client.get("/tasks/nobody").text
-
-
-@pytest.mark.parametrize("queue", ["q", "a/b", "a/runs", "..", "<script>"])
-def test_a_queue_has_its_figures(client: FlaskClient, conn: db.Connection, queue: str) -> None:
-    ran(conn, queue=queue)
-    is_dots = queue == ".."
-    path = quote("-" if is_dots else queue, safe="")
-    found = asked(client, f"/api/v1/queues/{path}/runs{'?name=..' if is_dots else ''}", QueueRuns)
-    assert (found["queue"], found["figures"]["runs"], found["tasks"][0]["task"]) == (queue, 1, "load")
-
-
-def test_what_is_not_right_is_refused(client: FlaskClient, conn: db.Connection) -> None:
-    for path, status in [
-        ("/api/v1/tasks/load?name=other", 400),
-        ("/api/v1/tasks/a%00b", 400),
-        ("/tasks?range=2h", 400),
-        ("/tasks?like=%00", 400),
-        ("/tasks/a%00b", 400),
-        ("/timeline?hours=7", 400),
-        ("/timeline?hours=x", 400),
-        ("/queues/q?range=2h", 400),
-        ("/queues/unknown", 404),
-    ]:
-        operations.pause(conn, "q", "me")
-        assert client.get(path).status_code == status
 
 
 def test_tasks_without_a_range_are_as_ever(client: FlaskClient, conn: db.Connection) -> None:

@@ -26,21 +26,6 @@ def add(client: FlaskClient, conn: db.Connection, status: str = "queued", **fiel
     return job_id
 
 
-def found(client: FlaskClient, q: str) -> set[str]:
-    return {job["job_id"] for job in answered(client.get(JOBS, query_string={"q": q}))["jobs"]}
-
-
-def test_a_search_finds_by_id_part_field_and_argument(client: FlaskClient, conn: db.Connection) -> None:
-    one = add(client, conn, task="load.customers", queue="etl", lock_key="May sale", args={"date": "2024-05-01"})
-    two = add(client, conn, "failed", task="load.orders", queue="etl", lock_key="June", args={"date": "2024-05-02"})
-    for q in (one[:13], 'CUSTOM key:"May sale"', "args.date:2024-05-01", "load status:ready"):
-        assert found(client, q) == {one}, q
-    assert found(client, "load status:dead queue:etl") == {two}
-    counts = client.get("/api/v1/tally?q=load").get_json()
-    assert (counts["counts"]["ready"], counts["counts"]["failed"], counts["total"]) == (1, 1, 2)
-    assert counts["at_least"] == []
-
-
 @pytest.mark.parametrize("path", [JOBS, "/api/v1/tally"])
 def test_a_wrong_search_is_a_400_that_names_it(client: FlaskClient, refused: Refused, path: str) -> None:
     for q in ("sttus:dead", "task:", '"open', "status:x", "args.password:x", "args:1", "id:x", LONG):
@@ -75,22 +60,6 @@ def previewed(client: FlaskClient, order: str, **target: Any) -> dict[str, Any]:
 def test_a_preview_of_a_wrong_search_is_a_400(client: FlaskClient, refused: Refused) -> None:
     body = {"order": "cancel", "matching": {"q": "args:b"}}
     refused(client.post(f"{BULK}/preview", json=body), 400, "invalid-input", "/matching/q")
-
-
-def test_an_order_changes_what_its_preview_has_counted(client: FlaskClient, conn: db.Connection) -> None:
-    dead = [add(client, conn, "failed", task="a") for _ in range(3)]
-    other, waits = add(client, conn, "failed", task="b"), add(client, conn, task="a")
-    target = {"matching": {"q": "task:a"}}
-    preview = previewed(client, "requeue", **target)
-    assert (preview["count"], preview["is_exact"], preview["changes"]) == (3, True, {"failed": 3})
-    assert preview["leaves"] == [{"kind": "ready", "count": 1, "reason": "has not ended: cancel it first"}]
-    body = {"order": "requeue", **target, "confirmation": preview["confirmation"]}
-    assert client.post(BULK, json=body).get_json() == {"order": "requeue", "changed": 3, "next": None}
-    assert client.post(BULK, json=body).get_json()["changed"] == 0  # a repeated one changes nothing
-    statuses = dict(conn.execute("SELECT job_id::text, status::text FROM dl_jobs").fetchall())
-    assert statuses == {**dict.fromkeys(dead, "queued"), other: "failed", waits: "queued"}
-    (by,) = conn.execute("SELECT DISTINCT payload->>'by' FROM dl_job_events WHERE kind = 'requeue'").fetchone() or ("",)
-    assert by == "anonymous from 127.0.0.1"
 
 
 def test_a_list_that_has_grown_is_a_409(client: FlaskClient, conn: db.Connection, refused: Refused) -> None:

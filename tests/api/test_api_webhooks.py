@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from html import unescape
 
 import pytest
-from api_app import BATCH, TRIGGER, Refused, answered, asked, running, show_worker
+from api_app import BATCH, TRIGGER, Refused, running, show_worker
 from flask.testing import FlaskClient
 
-from dataloader.model.farm import Webhook, Webhooks
 from dataloader.queue import db
 from dataloader.queue.reports import stats, webhooks
 from dataloader.queue.reports.messages import TASK
@@ -26,22 +25,6 @@ def client(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FlaskClient]:
     monkeypatch.setenv("DL_WEBHOOK_OPS", f"https://user:{CANARY}@ops.example.com/?token={CANARY}")
     with running(dsn, dl_public_url="https://farm.example.com/", environment="prod") as app:
         yield app.test_client()
-
-
-def test_a_receiver_is_added_and_changed_and_removed(client: FlaskClient) -> None:
-    added = client.put(OPS, json={"url": URL, "shape": "slack", "kinds": ["dead"], "queues": ["q"], "lag_sec": 60})
-    answered(added, Webhook)
-    listed = asked(client, WEBHOOKS, Webhooks)
-    assert (listed["queue"], listed["is_served"]) == ("alerts", False)
-    (found,) = listed["webhooks"]
-    assert {name: found[name] for name in ("name", "url", "shape", "kinds", "queues", "lag_sec", "added_by")} == {
-        "name": "ops", "url": URL, "shape": "slack", "kinds": ["dead"], "queues": ["q"], "lag_sec": 60,
-        "added_by": "anonymous from 127.0.0.1",
-    }  # fmt: skip
-    changed = client.put(OPS, json={"url": URL, "signed_by": "DL_WEBHOOK_KEY"}).get_json()
-    assert (changed["shape"], changed["kinds"], changed["signed_by"]) == ("json", None, "DL_WEBHOOK_KEY")
-    assert client.delete(OPS).get_json() == {"name": "ops"}
-    assert client.get(WEBHOOKS).get_json()["webhooks"] == []
 
 
 def test_a_receiver_is_tried_by_a_job(client: FlaskClient, conn: db.Connection) -> None:

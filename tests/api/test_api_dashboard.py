@@ -147,6 +147,11 @@ def test_what_cannot_be_is_said_on_a_page(client: FlaskClient, conn: db.Connecti
         ("/key?queue=orders&lock_key=%00", 400, "U+0000"),
         ("/keys?queue=orders&after=YQBi", 400, "cursor"),
         ("/key?queue=orders&lock_key=order-7&after=YQBi", 400, "cursor"),
+        ("/tasks?range=2h", 400, "The range should be one of"),
+        ("/tasks/a%00b", 400, "U+0000"),
+        ("/timeline?hours=7", 400, "The hours should be one of"),
+        ("/queues/orders?range=2h", 400, "The range should be one of"),
+        ("/backfills/nothing", 404, "there is no "),
     ]:
         answer = client.get(path)
         assert answer.status_code == status

@@ -45,14 +45,10 @@ def test_a_schedule_that_is_not_valid_is_refused_with_what_would_be_right(
 ) -> None:
     for fields, pointer, words in [
         ({"cron": "0 3 * *"}, "/cron", "should be five fields: minute, hour"),
-        ({"cron": "0 3 31 2 *"}, "/cron", "bad day-of-month"),
         ({"timezone": "Mars"}, "/timezone", "no time zone 'Mars'; it should be a name such as Europe/Moscow"),
         ({"interval_sec": 5}, "", "should have one of cron and interval_sec"),
-        ({"cron": None}, "", "should have one of cron and interval_sec"),
-        ({"cron": None, "interval_sec": 0}, "/interval_sec", "greater than or equal to 1"),
         ({"args": {"a": "{{ dew }}"}}, "", "{{ dew }} is not known; known are {{ due }}"),
         ({"name": "a/b"}, "/name", "should be letters of A to Z, digits"),
-        ({"name": ".."}, "/name", "should be letters of A to Z, digits"),
     ]:
         problem = refused(client.post(PATH, json=NIGHTLY | fields), 400, "invalid-input", pointer)
         assert words in problem["errors"][0]["message"]
@@ -113,12 +109,17 @@ def test_secrets_in_the_args_of_a_schedule_are_masked_and_outlive_a_change(
 def test_the_page_lists_schedules_with_their_times_errors_and_buttons(client: FlaskClient, conn: db.Connection) -> None:
     assert "There is no schedule yet" in client.get("/schedules").text
     added(client)
-    added(client, name="paused")
+    for name in ("paused", "never"):
+        added(client, name=name)
     client.post("/do/pause_schedule?name=paused", headers=HTMX)
-    conn.execute("UPDATE dl_schedules SET next_due = now() - interval '10 min' WHERE name = 'nightly'")
+    conn.execute("UPDATE dl_schedules SET next_due = now() - interval '60 days' WHERE name = 'nightly'")
+    conn.execute("UPDATE dl_schedules SET next_due = NULL WHERE name = 'never'")
     text = " ".join(client.get("/schedules").text.split())
     assert "At 03:00 on Monday through Friday, Europe/Moscow" in text
-    assert "overdue for 10 min" in text
+    assert "overdue for 60 d" in text
+    never, overdue, _ = text.split('id="schedule-')[1:]
+    assert "It will never be due again." in never
+    assert "<dt>Next</dt>" not in never + overdue, "no time that is over"
     assert "by anonymous from 127.0.0.1" in text
     assert 'hx-post="/do/pause_schedule?name=nightly"' in text
     assert 'hx-post="/do/resume_schedule?name=paused"' in text
@@ -136,9 +137,7 @@ def test_the_form_adds_a_schedule_and_says_what_is_wrong(client: FlaskClient, co
     for wrong, words in (
         ({"cron": "x"}, "five fields"),
         ({"args": "[1]"}, "JSON object"),
-        ({"args": "{"}, "JSON object"),
         ({}, "already"),
-        ({"name": "x", "interval_sec": "5"}, "one of cron and interval_sec"),
         ({"name": "x", "cron": "", "interval_sec": "soon"}, "should be an integer"),
     ):
         answer = client.post("/do/add_schedule", data=form | wrong, headers=HTMX)

@@ -54,13 +54,6 @@ def test_without_a_database_there_is_no_application(monkeypatch: pytest.MonkeyPa
         create_app(config.load(_env_file=None))
 
 
-def test_the_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DL_DB_DSN", NOWHERE)
-    monkeypatch.setenv("ENVIRONMENT", "from the environment")
-    app = create_app()
-    assert app.test_client().get("/info").json["environment"] == "from the environment"
-
-
 def test_a_fault_of_ours_is_500_and_tells_nothing(
     app: Flask, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from api_app import TRIGGER, Refused
 from flask.testing import FlaskClient
 
 from dataloader.queue import db, new_job
-from dataloader.queue.reports import predictions, stats
+from dataloader.queue.reports import predictions
 
 OF_A_JOB = ("", "/status", "/prediction", "/events")
 PAGES = ("/jobs/{}", *(f"/api/v1/jobs/{{}}{each}" for each in OF_A_JOB), "/api/v1/jobs?queue=q", "/jobs?queue=q")
@@ -42,13 +42,10 @@ def test_what_is_nested_as_deep_as_the_table_allows_is_shown(conn: db.Connection
         assert max(found.values()) < 500, found
 
 
-@pytest.mark.parametrize("levels", [2_000, 3_000])
 @pytest.mark.parametrize("status", ["queued", "failed"])
 @pytest.mark.long
-def test_args_of_before_the_check_are_shown_cut(
-    conn: db.Connection, client: FlaskClient, levels: int, status: str
-) -> None:
-    job_id = insert(conn, status=status, progress=deep(levels))
+def test_args_of_before_the_check_are_shown_cut(conn: db.Connection, client: FlaskClient, status: str) -> None:
+    job_id = insert(conn, status=status, progress=deep(3_000))
     conn.execute("ALTER TABLE dl_jobs DISABLE TRIGGER dl_jobs_check")
     try:
         conn.execute("UPDATE dl_jobs SET args = progress")
@@ -67,11 +64,10 @@ def test_args_of_before_the_check_are_shown_cut(
 def test_a_time_of_the_contract_that_python_does_not_know_is_shown(
     conn: db.Connection, client: FlaskClient, at: str
 ) -> None:
-    columns = ("available_at", "created_at", "started_at", "finished_at", "heartbeat_at")
-    for column, status in product(columns, ("queued", "running", "succeeded")):
-        times = {"started_at": "2026-01-01", "finished_at": "2026-01-01"} if status == "succeeded" else {}
-        found = statuses(client, insert(conn, status=status, **times | {column: at}))
-        assert {*found.values()} == {200}, (column, status, found)
+    times = dict.fromkeys(("available_at", "created_at", "started_at", "finished_at", "heartbeat_at"), at)
+    for status in ("queued", "running", "succeeded"):
+        found = statuses(client, insert(conn, status=status, **times))
+        assert {*found.values()} == {200}, (status, found)
 
 
 def test_the_table_refuses_what_claims_and_pages_rely_on_and_names_the_field(conn: db.Connection) -> None:
@@ -180,22 +176,3 @@ def test_a_queue_whose_prediction_fails_does_not_stop_those_behind_it(
         after = noted.queue
         found.append((noted.queue, noted.error is None))
     assert found == [("a", True), ("b", False), ("c", True)]
-
-
-@pytest.mark.parametrize("at", ["infinity", "-infinity", "4000-01-01 00:00+00 BC"])
-def test_a_job_of_such_a_time_ends_no_duty_and_counts_of_its_queue_are_shown(
-    conn: db.Connection, client: FlaskClient, at: str
-) -> None:
-    """A queue's lag without a bound could not be noted, nor could the journal's run without one be summed up."""
-    job_id = insert(conn, available_at=at, created_at=at)
-    conn.execute("UPDATE dl_jobs SET blocked_on = NULL WHERE job_id = %s", (job_id,))
-    conn.execute("INSERT INTO dl_job_events (job_id, queue, kind, ts) VALUES (%s, 'q', 'picked', %s)", (job_id, at))
-    conn.execute("INSERT INTO dl_job_events (job_id, queue, kind) VALUES (%s, 'q', 'done')", (job_id,))
-    assert stats.aggregate(conn) > 0
-    lag_sec = stats.note_lengths(conn, 0.0)
-    assert lag_sec is not None
-    assert lag_sec <= 1e9
-    answers = {
-        page: client.get(page).status_code for page in ("/", "/metrics", "/api/v1/queues", "/queues/q", "/tasks")
-    }
-    assert set(answers.values()) == {200}, answers

@@ -67,13 +67,6 @@ def test_a_schema_that_became_too_new(own_db: str, refused: Refused) -> None:
         refusal(app.test_client(), refused, "schema")
 
 
-def test_no_database(refused: Refused) -> None:
-    with running(NOWHERE, patient=False) as app:
-        began = monotonic()
-        refusal(app.test_client(), refused, "database")
-        assert monotonic() - began < 5
-
-
 @pytest.mark.long
 def test_a_database_that_hangs_holds_nobody_up_and_heals(own_db: str, refused: Refused) -> None:
     with linked(own_db) as link, running(link.dsn, patient=False) as app:
@@ -250,15 +243,6 @@ def test_a_full_disk_that_only_a_worker_met(own_db: str, refused: Refused, monke
         worker.call(lambda session: session.conn.execute("SELECT"))
         monkeypatch.setattr(db.Connection, "disk_full_at", -math.inf)  # the worker's process is another one
         _says_that_the_disk_is_full(app, refused, monkeypatch)
-
-
-def test_a_schema_that_was_renamed(own_db: str, refused: Refused) -> None:
-    with running(own_db) as app, db.connect(own_db, name="test", schema="public") as conn:
-        assert _status(app) == 200
-        conn.execute("ALTER SCHEMA public RENAME TO other")
-        assert "dataloader migrate" in refusal(app.test_client(), refused, "schema")["detail"]
-        conn.execute("ALTER SCHEMA other RENAME TO public")
-        assert _status(app) == 200
 
 
 @pytest.mark.parametrize(

@@ -57,13 +57,19 @@ def test_the_tag_changes_with_the_job(client: FlaskClient, conn: db.Connection, 
     assert other.headers["ETag"] != first.headers["ETag"]
 
 
-def test_a_wait_ends_when_the_job_changes(client: FlaskClient, conn: db.Connection, job: str, asked: Asked) -> None:
+def test_a_wait_ends_when_the_job_changes_or_is_deleted(
+    client: FlaskClient, conn: db.Connection, job: str, asked: Asked
+) -> None:
     waiting = [asked(job + "?wait=30"), asked(job + "?wait=30", **{"If-None-Match": client.get(job).headers["ETag"]})]
     assert not any(answer.done() for answer in waiting)
     client.post(job.replace("/status", "/cancel"))
     for answer in waiting:
         assert answer.result(20).get_json()["status"] == "canceled"
     assert client.get(job + "?wait=30").get_json()["status"] == "canceled"  # at once: nothing more will come
+    conn.execute("UPDATE dl_jobs SET status = 'queued', finished_at = NULL")
+    answer = asked(job + "?wait=30")
+    conn.execute("DELETE FROM dl_jobs")
+    assert answer.result(20).status_code == 404
 
 
 PAUSED = "INSERT INTO dl_queues (queue, paused_at, paused_by) VALUES ('load.cbr', now(), 'x')"
@@ -111,12 +117,6 @@ def test_a_wait_ends_with_its_time(client: FlaskClient, job: str) -> None:
     known = {"If-None-Match": client.get(job).headers["ETag"]}
     assert client.get(job + "?wait=1", headers=known).status_code == 304
     assert client.get(job + "?wait=1").get_json()["status"] == "queued"
-
-
-def test_a_deleted_job_ends_a_wait(conn: db.Connection, job: str, asked: Asked) -> None:
-    answer = asked(job + "?wait=30")
-    conn.execute("DELETE FROM dl_jobs")
-    assert answer.result(20).status_code == 404
 
 
 def test_who_waits_holds_no_session_and_the_surplus_is_answered(dsn: str) -> None:

@@ -90,8 +90,13 @@ def test_a_program_of_a_farm_holds_nothing_of_what_people_ask() -> None:
 
 
 def test_the_command_line_starts_with_little() -> None:
-    """`dataloader --version` imports no settings, logs or driver; a question to the API no logs, driver or farm."""
+    """`dataloader --version` imports no settings, logs or driver; a question to the API no logs, driver or farm.
+
+    A program with a Client has none of the service's libraries.
+    """
     assert not {"pydantic", "structlog", "psycopg", "rich.console", "psutil"} & held_after("dataloader.cli.main")
+    held = held_after("dataloader; dataloader.Client")
+    assert not {"flask", "pydantic", "psycopg", "structlog", "rich", "httpx", "anyio"} & held
     asking = held_after("dataloader.cli.main, dataloader.cli.jobs")
     assert "dataloader.client" in asking
     assert not {"psycopg", "psutil", "structlog", "dataloader.farm.process", "dataloader.embedded"} & asking

@@ -102,32 +102,15 @@ def test_for_people_too_no_event_is_longer_or_writes_to_the_terminal(value: Any)
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028]", b"".join(pieces).decode())
 
 
-def test_j5_an_event_is_one_line(lines: Lines) -> None:
-    structlog.get_logger("x").info("a\nb", text="c\n\x1b[31m\u2028d", number=1)
-    (line,) = lines()
-    assert (line["event"], line["text"], line["number"], line["level"]) == ("a\nb", "c\n\x1b[31m\u2028d", 1, "info")
-    assert (line["logger"], line["stream"]) == ("x", "application")
-
-
-def test_what_refers_to_itself_is_cut(lines: Lines) -> None:
+def test_what_is_too_large_is_cut_and_the_line_says_so(lines: Lines) -> None:
     loop: dict[str, Any] = {}
     loop["loop"] = [loop]
-    structlog.get_logger("x").info("e", loop=loop)
-    assert len(lines()) == 1
-
-
-def test_a_huge_value_is_cut_in_its_middle_and_the_line_says_so(lines: Lines) -> None:
-    structlog.get_logger("x").info("e", text="first " + "x" * 1_000_000 + " last", more=list(range(10_000)))
-    (line,) = lines()
-    assert line["text"].startswith("first")
-    assert line["text"].endswith("last")
-    assert re.search(r"\d+ characters", line["text"])
-
-
-def test_many_large_fields_leave_what_identifies_the_event(lines: Lines) -> None:
-    structlog.get_logger("x").info("e", job_id="1", **{f"f{n}": "я" * 3_000 for n in range(100)})
-    (line,) = lines()
-    assert (line["event"], line["job_id"], line["truncated"]) == ("e", "1", "too large")
+    log_of_x = structlog.get_logger("x")
+    log_of_x.info("e", text="first " + "x" * 1_000_000 + " last", more=list(range(10_000)), itself=loop)
+    log_of_x.info("e", job_id="1", **{f"f{n}": "я" * 3_000 for n in range(100)})
+    value, fields = lines()
+    assert re.fullmatch(r"(?s)first.*\d+ characters.*last", value["text"])
+    assert (fields["event"], fields["job_id"], fields["truncated"]) == ("e", "1", "too large")
 
 
 def test_library_logs_come_out_the_same_with_the_jobs_context(lines: Lines) -> None:
@@ -528,7 +511,9 @@ def test_what_is_nested_without_end_is_masked_unseen() -> None:
 def test_streams_without_a_file_go_to_stdout(lines: Lines) -> None:
     log.metric("counted")
     structlog.get_logger("audit").info("asked")
-    assert [(line["event"], line["stream"]) for line in lines()] == [("counted", "metric"), ("asked", "audit")]
+    structlog.get_logger("x").info("a\nb", text="c\n\x1b[31m\u2028d")
+    found = [(line["event"], line["stream"], line["level"]) for line in lines()]
+    assert found == [("counted", "metric", "info"), ("asked", "audit", "info"), ("a\nb", "application", "info")]
 
 
 def test_a_file_that_cannot_be_written_costs_its_lines_only(tmp_path: Path, output: int) -> None:

@@ -1,8 +1,6 @@
 """What a run's pipeline has returned: the results of its jobs, or the error that says what is wrong with it."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -64,10 +62,6 @@ def test_a_dict_of_keys_of_a_batch_has_a_result_for_each_and_any_other_value_is_
     assert results(value, keys) == found
 
 
-def test_a_pipeline_for_one_job_may_return_a_dict_with_its_key() -> None:
-    assert results({"k": 1}, "k", None) == ['{"k": 1}']
-
-
 def test_one_wrong_result_of_a_batch_is_the_error_of_its_key_alone() -> None:
     found = outcome({"k": object(), "l": "x" * 2_000, "m": 3}, "klm", 9)
     assert found.end is End.DONE
@@ -98,61 +92,20 @@ def test_a_wrong_result_fails_the_job_at_once_and_hooks_hear_of_it(value: Any, e
     assert [str(exc) for exc in heard] == [error]
 
 
-def test_a_result_is_stored_as_it_is_and_the_error_of_a_wrong_one_is_masked() -> None:
+def test_results_and_progress_are_stored_as_they_are_and_the_error_of_a_wrong_one_is_masked() -> None:
     class Rude:
         def __str__(self) -> str:
             raise ValueError(SECRET)
 
     @register("t.tells")
-    def tells(args: dict[str, Any]) -> Any:
+    def tells(args: dict[str, Any], context: Context) -> Any:
+        context.progress({"token": SECRET})
         return {"token": SECRET, "said": f"it was {SECRET}", "bad": {Rude(): 1} if args["bad"] else None}
 
     result = run(tells, {"password": SECRET, "bad": False})
     assert result.result == {"token": SECRET, "said": f"it was {SECRET}", "bad": None}
+    assert result.progress[0] == {"token": SECRET}
     result = run(tells, {"password": SECRET, "bad": True})
     assert result.status == "failed"
     assert SECRET not in (result.error or "")
     assert "not JSON: result.bad cannot be read (ValueError)" in (result.error or "")
-
-
-def test_results_and_progress_are_stored_as_they_are() -> None:
-    @dataclass
-    class Login:
-        user: str
-        password: str
-
-    @register("t.logs.in")
-    def logs_in(args: dict[str, Any], context: Context) -> Any:
-        context.progress({"login": Login("etl", "canary-92")})
-        return [Login("etl", "canary-92")]
-
-    result, login = run(logs_in), {"user": "etl", "password": "canary-92"}
-    assert (result.result, result.value) == ([login], {"login": login})
-
-
-def test_the_kit_gives_the_result_of_the_run_that_has_succeeded() -> None:
-    @register("t.returns")
-    def returns(args: dict[str, Any], context: Context) -> Iterator[Any]:
-        yield {"attempt": context.attempt}
-        if context.attempt == 1:
-            raise ValueError("bad luck")
-        return [context.attempt, (1.5,)]
-
-    result = run(returns)
-    assert (result.status, result.result, result.value) == ("succeeded", [2, [1.5]], {"attempt": 2})
-    assert result.results == {"test": [[2, [1.5]]]}
-    assert run(returns, crash_at=1, max_attempts=1).result is None
-    assert run(returns, cancel_at=1).result is None
-    assert run("noop").result is None
-
-
-def test_the_kit_gives_the_result_of_each_job_of_a_batch() -> None:
-    @register("t.each", batch_size=9)
-    def each(batch: dict[str, list[Any]], context: Context) -> dict[str, int]:
-        if "fails" in batch:
-            context.fail("fails", pipelines.PermanentError("never"))
-        return {key: len(args) for key, args in batch.items()}
-
-    result = run(each, {"a": [{"v": 1}, {"v": 2}], "fails": [{}], "b": [{}]})
-    assert result.jobs == {"a": ["succeeded"] * 2, "fails": ["failed"], "b": ["succeeded"]}
-    assert result.results == {"a": [2, 2], "fails": [None], "b": [1]}

@@ -120,36 +120,27 @@ def turns(scheduler: str | dict[str, int] | None, queues: tuple[str, ...] = QUEU
     return Turns(queues, scheduler, random.Random(15))
 
 
-@pytest.mark.parametrize("scheduler", ["lag", "sequential", "strict", {"a": 3}, None])
-def test_one_queue_is_always_first(scheduler: str | dict[str, int] | None) -> None:
-    one = turns(scheduler, ("a",))
-    assert (one.order(), one.by_lag) == (["a"], False)
-    one.claimed("a")
-    assert one.order() == ["a"]
-
-
-def test_strict_keeps_the_order() -> None:
-    strict = turns("strict")
-    strict.claimed("b")
-    assert (strict.order(), strict.by_lag) == (["a", "b", "c"], False)
-
-
-def test_sequential_goes_on_behind_the_queue_that_had_jobs() -> None:
-    """Also behind one that was not first: those before it were empty."""
-    sequential, found = turns("sequential"), []
-    for _ in range(4):
-        found.append(sequential.order()[0])
-        sequential.claimed(found[-1])
-    sequential.claimed("c")
-    assert (found, sequential.order()) == (["a", "b", "c", "a"], ["a", "b", "c"])
-    assert sequential.order() == ["a", "b", "c"]  # a claim that has found nothing moves nothing
-
-
-def test_by_lag_the_database_decides_and_the_bookmark_is_of_the_queue_that_had_jobs() -> None:
-    lag = turns("lag")
-    assert lag.by_lag
-    lag.claimed("b")
-    assert lag.order() == ["b", "c", "a"]
+@pytest.mark.parametrize(
+    ("scheduler", "queues", "had_jobs", "order"),
+    [
+        *((scheduler, "a", "a", "a") for scheduler in ("lag", "sequential", "strict", {"a": 3}, None)),
+        ("strict", "abc", "b", "abc"),
+        ("sequential", "abc", "", "abc"),
+        ("sequential", "abc", "ab", "cab"),
+        ("sequential", "abc", "abc", "abc"),
+        ("sequential", "abc", "ac", "abc"),  # also behind one that was not first: those before it were empty
+        ("lag", "abc", "b", "bca"),  # the database decides; the bookmark is of the queue that had jobs
+    ],
+)
+def test_the_next_turn_follows_from_the_queues_that_had_jobs(
+    scheduler: str | dict[str, int] | None, queues: str, had_jobs: str, order: str
+) -> None:
+    made = turns(scheduler, tuple(queues))
+    for queue in had_jobs:
+        made.claimed(queue)
+    for _ in range(2):  # a claim that has found nothing moves nothing
+        assert made.order() == list(order)
+    assert made.by_lag == (scheduler == "lag" and len(queues) > 1)
 
 
 def test_weights_say_how_often_a_queue_is_first_and_then_second() -> None:

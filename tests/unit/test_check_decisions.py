@@ -34,55 +34,51 @@ def test_whether_there_are_connections_enough(free: dict[str, int], level: str) 
     assert (found.level, next(iter(free)) in found.what) == (level, True)
 
 
+def of(concurrency: int, prefetch: int | None = None, queue: str = "a") -> WorkerSpec:
+    return WorkerSpec(queue=queue, concurrency=concurrency, **({"prefetch": prefetch} if prefetch else {}))
+
+
+FITS = "may hold 400 keys"
+
+
 @pytest.mark.parametrize(
-    ("prefetch", "workers", "of_others", "level", "at_most", "advice"),
+    ("workers", "of_others", "level", "at_most", "automatic", "what", "advice"),
     [
-        (1, 1, 0, "ok", 1, ""),
-        (100, 4, 0, "ok", 100, ""),
-        (101, 4, 0, "warning", 100, "lower prefetch in WORKERS_JSON to 100, or raise max_locks_per_transaction to 65"),
-        (999, 9, 0, "warning", 44, "lower prefetch in WORKERS_JSON to 44, or raise max_locks_per_transaction to 1439"),
-        (1, 500, 0, "ok", 1, ""),
-        (100, 4, 400, "ok", 100, ""),
-        (100, 4, 401, "warning", 100, "raise max_locks_per_transaction to 65 "),
+        ([of(1, 1)], 0, "ok", 1, None, "", ""),
+        ([of(4, 100)], 0, "ok", 100, None, FITS, ""),
+        ([of(4, 101)], 0, "warning", 100, None, "", "lower prefetch in WORKERS_JSON to 100, or raise max_locks_per_tr"),
+        ([of(9, 999)], 0, "warning", 44, None, "", "lower prefetch in WORKERS_JSON to 44, or raise max_locks_per_tra"),
+        ([of(500, 1)], 0, "ok", 1, None, "", ""),
+        ([of(4, 100)], 400, "ok", 100, None, "", ""),
+        ([of(4, 100)], 401, "warning", 100, None, "", "raise max_locks_per_transaction to 65 "),
+        ([of(1, 200), of(100, queue="b")], 0, "ok", 200, None, "", ""),
+        # Those without a prefetch divide what the others leave.
+        ([of(4)], 0, "ok", None, 100, FITS, ""),
+        (
+            [of(5)],
+            0,
+            "ok",
+            None,
+            80,
+            f"{FITS}, others hold 0; the server has room for 1600 locks: a worker without",
+            "",
+        ),
+        ([of(5)], 401, "warning", None, 80, "claims 80 jobs at once at most", ""),
+        ([of(5), of(1, 300, "b")], 0, "ok", None, 20, FITS, ""),
+        ([of(5), of(1, 400, "b")], 0, "warning", None, 1, "may hold 405 keys", ""),
+        ([of(500)], 0, "ok", None, 1, "may hold 500 keys", ""),
     ],
 )
 def test_whether_the_lock_table_has_room_for_the_keys(
-    prefetch: int, workers: int, of_others: int, level: str, at_most: int, advice: str
-) -> None:
-    given = [WorkerSpec(queue="a", prefetch=prefetch, concurrency=workers)]
+    workers: list[WorkerSpec], of_others: int, level: str, at_most: int | None, automatic: int | None, what: str,
+    advice: str,
+) -> None:  # fmt: skip
     table = probe.LockTable(64, 25)
-    assert probe.most_at_once(table, given) == at_most
-    found = database.locks(table, given, of_others)
-    assert (found.level, found.advice.startswith(advice)) == (level, True)
-    assert "room for 1600 locks" in found.what
-
-
-@pytest.mark.parametrize(
-    ("given", "others", "of_others", "level", "automatic", "what"),
-    [
-        (0, 4, 0, "ok", 100, "may hold 400 keys"),
-        (0, 5, 0, "ok", 80, "may hold 400 keys, others hold 0; the server has room for 1600 locks: a worker without"),
-        (0, 5, 401, "warning", 80, "claims 80 jobs at once at most"),
-        (300, 5, 0, "ok", 20, "may hold 400 keys"),
-        (400, 5, 0, "warning", 1, "may hold 405 keys"),
-        (0, 500, 0, "ok", 1, "may hold 500 keys"),
-    ],
-)
-def test_workers_without_prefetch_divide_what_the_others_leave(
-    given: int, others: int, of_others: int, level: str, automatic: int, what: str
-) -> None:
-    workers = [WorkerSpec(queue="a", concurrency=others)]
-    workers += [WorkerSpec(queue="b", prefetch=given)] if given else []
-    table = probe.LockTable(64, 25)
-    assert probe.most_at_once(table, workers, is_automatic=True) == automatic
+    assert at_most is None or probe.most_at_once(table, workers) == at_most
+    assert automatic is None or probe.most_at_once(table, workers, is_automatic=True) == automatic
     found = database.locks(table, workers, of_others)
-    assert (found.level, what in found.what) == (level, True)
-
-
-def test_a_worker_that_claims_many_is_not_bounded_for_many_that_claim_one() -> None:
-    given = [WorkerSpec(queue="a", prefetch=200), WorkerSpec(queue="b", concurrency=100)]
-    assert probe.most_at_once(probe.LockTable(64, 25), given) == 200
-    assert probe.most_at_once(probe.LockTable(64, 5), given) == 1
+    assert (found.level, what in found.what, found.advice.startswith(advice)) == (level, True, True)
+    assert "room for 1600 locks" in found.what
 
 
 def test_how_many_connections_a_machine_wants() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
@@ -65,45 +66,32 @@ def finish(function: Callable[..., Any], end: str, context: Context) -> None:
 def form(name: str, end: str, in_finally: bool) -> Callable[..., Any]:
     """A pipeline of this form that reports by the context, at last in a `finally` where it is asked for."""
 
-    def plain(args: Any, context: Context) -> None:
+    def steps(function: Callable[..., Any], context: Context) -> Iterator[None]:
         context.progress(EARLY)
         try:
+            yield
             context.progress(LAST)
-            finish(plain, end, context)
-        finally:
-            if in_finally:
-                context.progress(FINAL)
-
-    def generator(args: Any, context: Context) -> Iterator[Any]:
-        yield EARLY
-        try:
-            context.progress(LAST)
-            finish(generator, end, context)
+            finish(function, end, context)
             yield
         finally:
             if in_finally:
                 context.progress(FINAL)
 
+    def plain(args: Any, context: Context) -> None:
+        list(steps(plain, context))
+
+    def generator(args: Any, context: Context) -> Iterator[Any]:
+        yield from steps(generator, context)
+
     async def coroutine(args: Any, context: Context) -> None:
-        context.progress(EARLY)
-        try:
-            await asyncio.sleep(0)
-            context.progress(LAST)
-            finish(coroutine, end, context)
-            await asyncio.sleep(0)
-        finally:
-            if in_finally:
-                context.progress(FINAL)
+        with closing(steps(coroutine, context)) as own:
+            for _ in own:
+                await asyncio.sleep(0)
 
     async def async_generator(args: Any, context: Context) -> AsyncIterator[Any]:
-        yield EARLY
-        try:
-            context.progress(LAST)
-            finish(async_generator, end, context)
-            yield None
-        finally:
-            if in_finally:
-                context.progress(FINAL)
+        with closing(steps(async_generator, context)) as own:
+            for _ in own:
+                yield None
 
     return {f.__name__: f for f in (plain, generator, coroutine, async_generator)}[name]
 

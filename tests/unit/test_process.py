@@ -24,14 +24,6 @@ from dataloader.farm.slots import Reason, SharedSlots, Slot, State, kill_reason,
 from dataloader.queue.job import End
 
 
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [(0, "ended with status 0"), (-9, "was ended by SIGKILL"), (-(signal.SIGRTMIN + 3), "was ended by signal 37")],
-)
-def test_every_end_of_a_process_has_words(code: int, words: str) -> None:
-    assert identity.outcome(code) == words
-
-
 def test_a_process_whose_facts_cannot_be_read_counts_as_alive() -> None:
     """A keeper without a free descriptor does not take living workers for dead ones, and renews their leases."""
     me, name, limits = os.getpid(), own_name(), resource.getrlimit(resource.RLIMIT_NOFILE)

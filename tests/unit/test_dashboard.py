@@ -225,41 +225,7 @@ def test_other_partitions_flow_by_year_or_in_one_block() -> None:
     assert charts.blocks([]) == []
 
 
-NOON = datetime(2026, 11, 24, 12, tzinfo=UTC)
-
-
-def ago(seconds: float) -> datetime:
-    return NOON - timedelta(seconds=seconds)
-
-
-def test_the_chart_draws_every_step_and_lists_those_with_runs() -> None:
-    steps = [
-        {"at": ago(120), "processed": 5, "failed": 1},
-        {"at": ago(60), "processed": 0, "failed": 0},
-        {"at": NOON, "processed": 0, "failed": 0},
-    ]
-    drawn = charts.throughput(charts.RANGES["1h"], steps)
-    assert drawn["columns"] == [[1_795_521_480, 1_795_521_540, 1_795_521_600], [5, 0, 0], [1, 0, 0]]
-    assert drawn["rows"] == [steps[2], steps[0]]
-    assert (drawn["processed"], drawn["failed"]) == (5, 1)
-
-
 JOB: dict[str, Any] = {"status": "running", "cancel_requested": False, "error": None, "claims": 1}
-
-
-@pytest.mark.parametrize(
-    ("job", "reason"),
-    [
-        ({"status": "queued"}, "its key is busy"),
-        ({}, ""),
-        ({"cancel_requested": True}, "asked to stop"),
-        ({"status": "failed", "error": "ValueError: no\n\nTraceback"}, "ValueError: no"),
-        ({"status": "lost", "error": "x" * 500}, "x" * 159 + "…"),
-        ({"status": "succeeded", "error": "of an attempt before"}, ""),
-    ],
-)
-def test_the_reason_of_a_state_is_a_line(job: dict[str, Any], reason: str) -> None:
-    assert pages.reason_of(JOB | job, "its key is busy") == reason
 
 
 @pytest.mark.parametrize(
@@ -276,13 +242,3 @@ def test_what_is_left_of_a_run_follows_from_its_own_progress(done: int, claims: 
     assert pages.remaining_sec(job, 100.0) == left
     assert pages.remaining_sec(job | {"progress": "none"}, 100.0) is None
     assert pages.remaining_sec(job, None) is None
-
-
-def test_a_relative_time_takes_the_focus_and_has_the_instant_as_its_title() -> None:
-    rendered = formats.clock(lambda: ZoneInfo("Asia/Tokyo"), lambda: NOON, is_relative=True)(ago(180))
-    assert rendered == (
-        '<time datetime="2026-11-24T11:57:00Z"'
-        ' title="2026-11-24 20:57:00 Asia/Tokyo = 2026-11-24 11:57:00.000000 UTC"'
-        ' class="ago" tabindex="0">20:57:00</time>'
-    )
-    assert formats.clock(lambda: ZoneInfo("UTC"), lambda: NOON)(NOON).count("UTC") == 1

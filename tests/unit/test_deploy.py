@@ -267,11 +267,6 @@ def _case(series: dict[str, str], at: str, expected: dict[str, list[dict[str, An
 
 
 @needs_promtool
-def test_the_rules_are_rules() -> None:
-    assert f"{len(NAMES)} rules found" in promtool("check", "rules", RULES)
-
-
-@needs_promtool
 @pytest.mark.long
 def test_each_alert_fires_when_it_should_and_no_other_does(tmp_path: Path) -> None:
     """No alert fires on a healthy farm. An alert without a case here fails the test."""

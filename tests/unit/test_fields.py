@@ -1,7 +1,6 @@
 """Words and fields: each place that repeats what queue/job.py and queue/fields.py declare says the same."""
 
 import inspect
-import json
 import re
 from collections.abc import Callable, Iterable
 from importlib.resources import files
@@ -12,11 +11,11 @@ import pytest
 
 import dataloader
 from dataloader.api.server import metrics
-from dataloader.cli import jobs, watch
+from dataloader.cli import jobs
 from dataloader.model import jobs as shown
 from dataloader.model.kinds import JobStatus
 from dataloader.queue.fields import FIELDS, LINKS, OF_PRODUCER, Field
-from dataloader.queue.job import FINAL, KINDS, Status, Verb
+from dataloader.queue.job import KINDS, Status, Verb
 from dataloader.queue.reports import waiting
 
 
@@ -65,7 +64,6 @@ PLACES: dict[str, tuple[Callable[[], Iterable[object]], Iterable[object]]] = {
         lambda: re.findall(r"'reason', '(\w+)'", text("queue.sql").split("-- name: status\n")[1].split("-- name:")[0]),
         re.findall(r'case "(\w+)"', inspect.getsource(waiting)),
     ),
-    "cli.watch.EXITS": (lambda: watch.EXITS, FINAL),
     "JobStatus": (lambda: JobStatus.__args__, Status),
     "queue/new_job.py, dataloader.enqueue": (
         lambda: set(inspect.signature(dataloader.enqueue).parameters) - {"conn", "schema"},
@@ -79,10 +77,6 @@ PLACES: dict[str, tuple[Callable[[], Iterable[object]], Iterable[object]]] = {
     "model/jobs.py, ListedJob": (lambda: set(get_type_hints(shown.ListedJob)) - BESIDES, LIST),
     "dataloader trigger --help": (
         lambda: ADDED & {option.name.replace("args_json", "args") for option in jobs.trigger.params if option.name},
-        ADDED,
-    ),
-    "docs/openapi.json": (
-        lambda: json.loads(page("openapi.json"))["components"]["schemas"]["Trigger"]["properties"],
         ADDED,
     ),
     "docs/producers.md, dl_enqueue": (

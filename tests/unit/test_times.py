@@ -178,10 +178,8 @@ def test_any_other_key_names_none(key: str | None) -> None:
     ("timing", "words"),
     [
         (Timing("0 3 * * MON-FRI", None, "Europe/Moscow"), "At 03:00 on Monday through Friday, Europe/Moscow"),
-        (Timing(None, 1, "UTC"), "Every second"),
         (Timing(None, 900, "UTC"), "Every 15 minutes"),
         (Timing(None, 5_400, "UTC"), "Every 90 minutes"),
-        (Timing(None, 86_400, "UTC"), "Every day"),
     ],
 )
 def test_a_timing_in_words(timing: Timing, words: str) -> None:

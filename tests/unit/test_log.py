@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from enum import StrEnum
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
@@ -467,21 +467,26 @@ def test_a_known_secret_is_masked_as_a_whole_word_of_eight_characters() -> None:
 )  # fmt: skip
 @pytest.mark.long
 def test_no_text_takes_much_longer_than_others_of_its_length(piece: str) -> None:
-    """The bound compares CPU times with those of a usual log line, so that it holds on any machine."""
-    line = "2026-01-31 GET https://host/path?x=1 key: value, took=3 ms -- it's fine, the password was left out "
+    """The bound compares CPU times with those of a usual log line, so that it holds on any machine.
+
+    Other programs use the machine too: it is enough that one of three maskings is quick.
+    """
     hostile = "password= :// bearer -- PRIVATE KEY " + piece * (100_000 // len(piece))
-    assert took(hostile) < 20 * took(line * (100_000 // len(line)))
+    assert any(took(hostile) < 20 * usual() for _ in range(3))
+
+
+@cache
+def usual() -> float:
+    """The CPU seconds that a usual text of this length takes."""
+    line = "2026-01-31 GET https://host/path?x=1 key: value, took=3 ms -- it's fine, the password was left out "
+    return min(took(line * (100_000 // len(line))) for _ in range(3))
 
 
 def took(text: str) -> float:
-    """The least CPU seconds of several maskings of the text, since other programs use the machine too."""
-
-    def once() -> float:
-        before = time.thread_time()
-        log.masked(text)
-        return time.thread_time() - before
-
-    return min(once() for _ in range(3))
+    """The CPU seconds of a masking."""
+    before = time.thread_time()
+    log.masked(text)
+    return time.thread_time() - before
 
 
 def test_passwords_of_urls_are_found_wherever_one_may_begin() -> None:

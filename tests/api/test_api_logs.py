@@ -1,4 +1,4 @@
-"""/api/v1/jobs/{job_id}/logs and the log on the job's page; a wrong question names what is right."""
+"""The log on the job's page, and jobs without one."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Jobs that wait for others, over HTTP, by the client, the command line and on the page."""
+"""Jobs that wait for others, over HTTP and on the page."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Predicted ends over HTTP, by the client's results, the command line and on the pages."""
+"""Predicted ends over HTTP and on the pages."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

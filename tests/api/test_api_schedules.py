@@ -1,13 +1,12 @@
 """Schedules over HTTP: made, changed, paused, run; what is refused and why."""
 
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
-from api_app import HTMX, TRIGGER, Refused, answered, asked, running
+from api_app import HTMX, Refused, answered, asked, running
 from flask.testing import FlaskClient
 
-from dataloader.model.jobs import Job, Triggered
 from dataloader.model.plans import Schedule, Schedules
 from dataloader.queue import db
 from dataloader.queue.plans import schedules
@@ -70,22 +69,6 @@ def test_a_change_leaves_what_it_does_not_name_and_a_wrong_one_changes_nothing(
         problem = refused(client.put(f"{PATH}/nightly", json=body), 400, "invalid-input")
         assert words in problem["detail"] + str(problem["errors"])
     assert client.get(f"{PATH}/nightly").get_json() == changed
-
-
-def test_run_now_adds_a_job_whose_page_names_schedule_and_due_time(client: FlaskClient) -> None:
-    added(client)
-    started = answered(client.post(f"{PATH}/nightly/run"), Triggered)
-    job = asked(client, f"/api/v1/jobs/{started['job_id']}", Job)
-    assert job["schedule"]["name"] == "nightly"
-    assert datetime.now(UTC) - datetime.fromisoformat(job["schedule"]["due"]) < timedelta(minutes=1)
-    assert (job["producer"], job["lock_key"]) == ("schedule nightly", "nightly")
-    shown = client.get(f"{PATH}/nightly").get_json()
-    assert (shown["last_job_id"], shown["last_job_status"]) == (started["job_id"], "queued")
-    page = client.get(f"/jobs/{started['job_id']}").text
-    assert "/schedules#schedule-nightly" in page
-    other = client.post(TRIGGER, json={"queue": "q", "task": "t", "lock_key": "k"}).get_json()["job_id"]
-    assert client.get(f"/api/v1/jobs/{other}").get_json()["schedule"] is None
-    assert "/schedules#schedule" not in client.get(f"/jobs/{other}").text
 
 
 def test_run_now_into_a_full_queue_is_refused(client: FlaskClient, refused: Refused) -> None:

@@ -1,4 +1,4 @@
-"""Searches, tallies, suggestions and bulk orders over HTTP."""
+"""Searches, suggestions and bulk orders over HTTP: what is refused, and what holds no secret."""
 
 from typing import Any
 from uuid import UUID

@@ -1,4 +1,4 @@
-"""The receivers of alerts over HTTP and on the dashboard: added, changed, tried, paused, removed; without secrets."""
+"""The receivers of alerts over HTTP and on the dashboard: tried, paused, removed; without secrets."""
 
 import json
 import re

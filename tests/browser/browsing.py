@@ -90,21 +90,6 @@ class Visitor:
     def overflows(self) -> bool:
         return bool(self.page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
 
-    def faults_for_somebody(self, path: str, opened: bool = False) -> list[str]:
-        """The grave faults of a page by day, by night and on a phone, where no page is wider than its window.
-
-        With `opened` all its details are."""
-        page = self.go(path)
-        expect(page.locator("h1")).not_to_be_empty()
-        for summary in page.locator("summary").all() if opened else ():
-            summary.click()
-        found = self.grave_faults()
-        page.emulate_media(color_scheme="dark")
-        found += self.grave_faults("color-contrast")
-        page.set_viewport_size({"width": 375, "height": 812})
-        found += self.grave_faults()
-        return [*found, "wider than a phone"] if self.overflows() else found
-
     def __enter__(self) -> Self:
         return self
 

@@ -41,14 +41,10 @@ def scene(chromium: Any, lend: Any) -> Iterator[Failures]:
         worker.conn.close()
 
 
-def test_the_page_is_for_everybody_and_tells_no_secret(visitor: Visitor) -> None:
-    assert visitor.faults_for_somebody("/errors") == []
-    assert SECRET not in visitor.page.content()
-    expect(visitor.go("/errors?queue=q").locator(".error-name")).to_have_text(BOOM)
-
-
-def test_a_group_leads_to_its_jobs(visitor: Visitor) -> None:
-    page = visitor.go("/errors")
+def test_a_group_tells_no_secret_and_leads_to_its_jobs(visitor: Visitor) -> None:
+    page = visitor.go("/errors?queue=q")
+    expect(page.locator(".error-name")).to_have_text(BOOM)
+    assert SECRET not in page.content()
     page.get_by_role("link", name="3 dead").click()
     expect(page.locator("tbody tr")).to_have_count(3)
 

@@ -1,14 +1,12 @@
 """The search box, its keys, the ticks and the orders to many jobs, in a browser."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from browsing import Visitor, served
+from browsing import Visitor
 from playwright.sync_api import expect
 from scenes import Scene
 
-from dataloader.api.web import tokens
 from dataloader.queue.reports import bulk
 
 
@@ -73,12 +71,6 @@ def test_the_box_suggests_and_its_address_is_short(visitor: Visitor, scene: Scen
     expect(page.locator("#live")).to_contain_text("No job fits the filters.")
 
 
-def test_a_wrong_search_says_what_would_be_right(visitor: Visitor) -> None:
-    visitor.expected.add("400")
-    page = visitor.go("/jobs?q=sttus:dead")
-    expect(page.locator(".callout.bad")).to_contain_text("is status meant?")
-
-
 def test_ticked_jobs_are_previewed_and_changed_alone(visitor: Visitor, scene: Scene) -> None:
     jobs = dead(scene, "ticked", 3)
     waits = scene.job(queue="ticked")
@@ -122,17 +114,3 @@ def test_all_that_match_are_changed_also_on_other_pages(
 def test_without_a_filter_there_is_no_order_to_all(visitor: Visitor) -> None:
     page = visitor.go("/jobs")
     expect(page.get_by_role("button", name="Select all that match")).to_be_disabled()
-
-
-def test_a_reader_has_no_ticks(scene: Scene, visit: Callable[[str], Visitor]) -> None:
-    token = tokens.new()
-    entries = f"[{tokens.entry(token, 'reader', ['read'])}]"
-    with served(scene.dsn, dl_api_tokens=entries) as address, visit(address) as reader:
-        page = reader.go("/login")
-        page.locator("input[name=token]").fill(token)
-        page.keyboard.press("Enter")
-        page.wait_for_url(f"{address}/")
-        reader.go("/jobs")
-        expect(page.locator("#search")).to_be_visible()
-        expect(page.locator("#live input[type=checkbox]")).to_have_count(0)
-        expect(page.locator("#bulk")).to_have_count(0)

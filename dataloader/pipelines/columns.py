@@ -22,7 +22,7 @@ from dataloader.pipelines.csv_table import visible
 
 _KINDS = {
     **dict.fromkeys(("smallint", "int2", "integer", "int", "int4", "bigint", "int8"), "integer"),
-    **dict.fromkeys(("numeric", "decimal", "real", "float4", "double precision", "float8"), "number"),
+    **dict.fromkeys(("numeric", "decimal", "real", "float4", "double precision", "float8", "money"), "number"),
     **{"boolean": "boolean", "bool": "boolean", "date": "date", "timestamp": "timestamp"},
     **{"timestamp without time zone": "timestamp", "timestamp with time zone": "timestamptz"},
     **{"timestamptz": "timestamptz"},
@@ -52,6 +52,7 @@ _FIRST_SERIAL = 61  # Excel has a 29 February 1900, so earlier serial days are o
 _MOMENT = datetime(2026, 11, 23, 22, 47, 58, 123_456, UTC)  # no two parts are equal
 _EXCEL_EPOCH = datetime(1899, 12, 30)  # noqa: DTZ001 - without a zone, as in Excel
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_BESIDE = re.compile("%[YymdHIMSjf]%[YymdHIMSjf]")  # where a digit is missing, strptime takes one of the next number
 _EPOCHS = {"epoch": 10**6, "epoch_ms": 10**3, "epoch_us": 1}  # formats that count from there, in microseconds
 
 
@@ -318,9 +319,11 @@ def _parsed(text: str, form: str) -> datetime | None:
     if before != form and (mark := before[-1:]) in (".", ","):  # PostgreSQL has six digits, and would round
         text = re.sub(rf"^((?:[^{mark}]*{re.escape(mark)}){{{before.count(mark)}}}[0-9]{{6}})[0-9]+", r"\1", text)
     try:
-        return datetime.strptime(text, form)  # noqa: DTZ007 - a zone is in the text, or there is none
+        moment = datetime.strptime(text, form)  # noqa: DTZ007 - a zone is in the text, or there is none
     except ValueError:
         return None
+    is_whole = not _BESIDE.search(form) or text.lower().startswith(moment.strftime(re.split("%[fz]", form)[0]).lower())
+    return moment if is_whole else None
 
 
 def _serial(text: str) -> datetime | None:

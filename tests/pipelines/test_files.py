@@ -351,11 +351,19 @@ NEEDS_DICTIONARY = bytes.fromhex("28b52ffd2339a2bd490c61000069642c760a312c616263
         (b"id,a\n1,177266880000000000\n", {"types": {"a": "timestamptz"}, "date_format": "epoch"}, ["no format"]),
         (b"id,a\n1,1772668800\n", {"types": {"a": "timestamp"}, "date_format": "epoch"}, ["should have timestamptz"]),
         (b"id,a\n1,3. M\xc3\xa4rz 2026\n", {"types": {"a": "date"}, "date_format": "%d. %B %Y"}, ["English names"]),
+        *(
+            (f"id,a\n1,{text}\n".encode(), {"types": {"a": "timestamp"}, "date_format": form}, ["no format"])
+            for text, form in {
+                **{"202611121530": "%Y%m%d%H%M%S", "1112026": "%d%m%Y", "26111": "%y%m%d"},
+                **{"12.11.2026 930": "%d.%m.%Y %H%M", "20261112153.5": "%Y%m%d%H%M.%f"},
+            }.items()
+        ),
         (b"id  a\n1\tx\n", {"widths": [3, 3]}, ["line 2: a tab", "blanks"]),
         (zipped({"mimetype": b"application/vnd.oasis.opendocument.spreadsheet"}), {}, ["of LibreOffice", ".xlsx"]),
         (b"<table><tr><td>1</td></tr></table>", {}, ["f.csv is XML", "save its table as .csv"]),
         (b"id,a,a,b\n1,2,3,4\n", {"select": ["id", "c"]}, ["select: c should be among", "id, a, (column 3), b"]),
         (b"id,ctid\n1,2\n", {}, ['f.csv, line 1: header: column 2 is named "ctid"', "columns"]),
+        (b'id,n\n1,"12,50"\n', {"types": {"n": "money"}}, ['column n: not a number as the job says', 'decimal ","']),
         (b"id,n\n1,-1.000\n", {"types": {"n": "int"}}, ["line 2: column n: a number with two readings; decimal"]),
         *(
             (b"id,a\n1," + text + b"\n", {"types": {"a": "date"}}, ["column a: not a date", "or types text"])

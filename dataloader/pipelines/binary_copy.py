@@ -151,7 +151,10 @@ def _stored(column: Any, kind: str) -> Any:
         form, known = _FORMS[kind]
         if kind in NUMBERS and (decimal or known) and _are_plain_numbers(column):
             with suppress(pa.ArrowInvalid):
-                return _stored(column.cast(decimal or known), kind)
+                numbers = column.cast(decimal or known)
+                # Zeros in front may show that the type is a wrong guess.
+                if kind not in _INTEGERS or numbers.cast(pa.string()).equals(column):
+                    return _stored(numbers, kind)
         if pc.all(pc.match_substring_regex(_typical(column), f"^(?:{form})$")).as_py() is False:
             raise pa.ArrowInvalid("PostgreSQL reads the text")
         with suppress(pa.ArrowInvalid):  # PostgreSQL rounds other digits

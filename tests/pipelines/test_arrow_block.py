@@ -279,3 +279,17 @@ def test_a_blank_line_is_no_record(blank: str, end: str) -> None:
     assert read
     assert read(blank.format(end).encode(), 1) is None
     assert read(f'"a{end}{end}",2{end}1,2{end}'.encode(), 1)
+
+
+@pytest.mark.parametrize("number", ["007", "-07"])
+def test_a_guessed_integer_loses_no_zeros_behind_the_rows_of_the_guess(
+    number: str, job: Load, rows: Rows, tmp_path: Path, in_binary: list[Any]
+) -> None:
+    lines = "".join(f"{at},{at}\n" for at in range(12_000))
+    (tmp_path / "f.csv").write_text(f"id,v\n{lines}99999,{number}\n")
+    args = {"path": "f.csv", "table": "t", "mode": "append"}
+    result = job("load.files", args)
+    assert "f.csv, line 12002: column v: a number" in str(result.error)
+    assert in_binary
+    assert job("load.files", args | {"types": {"v": "numeric"}}).status == "succeeded"
+    assert rows("SELECT v FROM t WHERE id = 99999") == [(float(number),)]

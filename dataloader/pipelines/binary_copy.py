@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from dataloader.pipelines.parquet import texts_of
+from dataloader.pipelines.parquet import decoded, texts_of
 
 _HEADER, _TRAILER = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
 _NULL = b"\xff\xff\xff\xff"  # the length -1
@@ -82,8 +82,7 @@ def gathered(batches: Iterable[Any], most: int, slice_rows: int, most_bytes: int
 
 
 def _decoded(batch: Any) -> Any:
-    columns = [each.dictionary_decode() if types.is_dictionary(each.type) else each for each in batch.columns]
-    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+    return pa.RecordBatch.from_arrays([*map(decoded, batch.columns)], names=batch.schema.names)
 
 
 def _joined(batches: list[Any]) -> Any:

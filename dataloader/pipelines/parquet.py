@@ -252,18 +252,29 @@ def csv_records(batch: Any) -> list[str]:
     return records
 
 
+def decoded(column: Any) -> Any:
+    """PURE: the column without a dictionary or views, for which Arrow lacks functions."""
+    from pyarrow import binary, string, types
+
+    if types.is_dictionary(column.type):
+        return decoded(column.dictionary).take(column.indices)
+    if types.is_string_view(column.type):
+        return column.cast(string())
+    return column.cast(binary()) if types.is_binary_view(column.type) else column
+
+
 def texts_of(column: Any) -> Any:
     """PURE: the values of a column as PostgreSQL reads them; raises pyarrow's errors."""
     import pyarrow
     from pyarrow import compute, types
 
+    column = decoded(column)
     kind = column.type
-    if types.is_dictionary(kind):
-        return texts_of(column.dictionary_decode())
     if isinstance(kind, pyarrow.BaseExtensionType):
         return _python(column, str) if kind.extension_name == "arrow.uuid" else texts_of(column.storage)
     if types.is_duration(kind):
-        return _python(column.cast(pyarrow.duration("us"), safe=False).cast(pyarrow.int64()), "{} microseconds".format)
+        cut = compute.CastOptions(pyarrow.duration("us"), allow_time_truncate=True)
+        return _python(column.cast(options=cut).cast(pyarrow.int64()), "{} microseconds".format)
     if types.is_interval(kind):
         return _python(column, lambda of: f"{of.months} months {of.days} days {of.nanoseconds // 1000} microseconds")
     if types.is_timestamp(kind):
@@ -316,5 +327,5 @@ def _type(kind: Any) -> str:
         return f"numeric({kind.precision},{kind.scale})"
     checks = {"is_decimal": "numeric", "is_time": "time", "is_nested": "jsonb"}
     checks |= dict.fromkeys(("is_duration", "is_interval"), "interval")
-    checks |= dict.fromkeys(("is_binary", "is_large_binary", "is_fixed_size_binary"), "bytea")
+    checks |= dict.fromkeys(("is_binary", "is_large_binary", "is_fixed_size_binary", "is_binary_view"), "bytea")
     return next((ours for check, ours in checks.items() if getattr(types, check)(kind)), _TYPES.get(str(kind), "text"))

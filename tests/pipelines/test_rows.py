@@ -97,6 +97,17 @@ def frames() -> dict[str, Callable[[], Any]]:
     }
 
 
+def test_bytes_and_categories_of_polars(load: Callable[..., Any], rows: Rows) -> None:
+    values = [b"abc", b"\\x41", b"\xff\0", None]
+    kinds = polars.Series(["x", None, "y", "x"], dtype=polars.Enum(["x", "y"]))
+    frame = polars.DataFrame({"id": range(4), "raw": values, "of": kinds, "kind": kinds.cast(polars.Categorical)})
+    for more in ({}, {"mode": "replace"}):
+        assert load(frame, **more).error is None
+        assert [raw for (raw,) in rows("SELECT raw FROM t ORDER BY id")] == values
+        assert rows("SELECT of, kind FROM t ORDER BY id") == [("x", "x"), (None, None), ("y", "y"), ("x", "x")]
+        rows("ALTER TABLE t ALTER of TYPE varchar(9)")
+
+
 @pytest.mark.parametrize("kind", frames())
 def test_frames_readers_and_generators(load: Callable[..., Any], rows: Rows, kind: str) -> None:
     assert load(frames()[kind]).result["processed"] == 2

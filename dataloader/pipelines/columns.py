@@ -25,9 +25,9 @@ _KINDS = {
     **dict.fromkeys(("numeric", "decimal", "real", "float4", "double precision", "float8", "money"), "number"),
     **{"boolean": "boolean", "bool": "boolean", "date": "date", "timestamp": "timestamp"},
     **{"timestamp without time zone": "timestamp", "timestamp with time zone": "timestamptz"},
-    **{"timestamptz": "timestamptz"},
+    **{"timestamptz": "timestamptz", "time": "time", "time without time zone": "time"},
 }
-_TEXTS = ("character", "character varying", "bit varying", "time with time zone", "time without time zone")
+_TEXTS = ("character", "character varying", "bit varying", "time with time zone")
 _BOOLEANS = {"t", "true", "y", "yes", "on", "1", "f", "false", "n", "no", "off", "0"}
 # The form of a number that PostgreSQL gives back unchanged: without zeros in front, a plus, an exponent.
 _INTEGER = "-?(?!0[0-9])[0-9]++"
@@ -45,6 +45,7 @@ _PLAIN = {
     "date": f"{_DAY}|[0-9]{{8}}|-?infinity",
     "timestamp": f"{_TIME}|{_DAY}|-?infinity",
     "timestamptz": f"{_TIME}{_ZONE}|-?infinity",
+    "time": rf"[0-9]?[0-9]:{_TWO}(?::[0-5][0-9](?:\.[0-9]{{1,6}}0*+)?)?(?: ?[AaPp][Mm])?",
 }
 _ISO = [f"%Y-%m-%d{time}" for time in ("", " %H:%M:%S", " %H:%M:%S.%f", " %H:%M:%S%z", " %H:%M:%S.%f%z")]
 _SPACES, _APOSTROPHES = " \u00a0\u2007\u2009\u202f", "'\u2019"
@@ -153,7 +154,7 @@ class Values(Arguments):
 
 
 def kind_of(type_: str) -> str:
-    """PURE: the kind of a type: integer, number, boolean, date, timestamp, timestamptz, or "" for others."""
+    """PURE: the kind of a type: integer, number, boolean, date, timestamp, timestamptz, time, or "" for others."""
     return _KINDS.get(re.sub(r" ?\(.*?\)", "", type_).lower(), "")
 
 
@@ -162,6 +163,8 @@ def plain(kind: str, values: Values, is_guess: bool) -> str:
     if kind in ("integer", "number"):
         canonical = _INTEGER if kind == "integer" or values.decimal != "." else _NUMBER
         return canonical if is_guess or values.decimal != "." or values.thousands else _PLAIN[kind]
+    if kind == "time":
+        return _PLAIN[kind]
     if (values.formats and not values.takes_iso) or (kind == "boolean" and (values.true or values.false)):
         return "(?!)"
     if kind == "timestamp" and is_guess:
@@ -187,6 +190,10 @@ class Reader:
             return text
         if self._kind in ("integer", "number"):
             return self._number(text)
+        if self._kind == "time":
+            if self._is_plain(text.strip()):
+                return text
+            raise ValueError(_NO_TIME)
         if self._kind != "boolean":
             return self._moment(text.strip())
         for is_true, words in ((True, self._values.true), (False, self._values.false)):
@@ -309,6 +316,9 @@ _TIME_IN_DATE = "a time of day that the type date would lose; types or the table
 _ZONE_IN_TIMESTAMP = "a time zone that the type timestamp would lose; types or the table should have timestamptz"
 _CLOCK_CHANGES = (
     "a time that the clocks of timezone show twice, or never; types can make it timestamp, and max_errors rejects rows"
+)
+_NO_TIME = (
+    "not a time of day alone, as 23:59:59; the type time would lose a day, a zone or digits; types can make it text"
 )
 _NO_ZONE = 'a time without its zone; timezone should name it, such as "Europe/Berlin"'
 

@@ -157,6 +157,11 @@ CASES: dict[str, tuple[bytes, dict[str, Any], list[tuple[str | None, ...]]]] = {
         {"date_format": "epoch_ms"},
         [("1", "1772721240123")],
     ),
+    "times of day": (
+        b"id,at\n1,9:05 PM\n2, 24:00 \n3,09:05:00.5\n",
+        {"types": {"at": "time"}, "date_format": "%Y%m%d"},
+        [("1", "21:05:00"), ("2", "24:00:00"), ("3", "09:05:00.5")],
+    ),
     "a form feed is no line end": (b"id;v,w\n1;x,q\x0cy,z\n", {}, [("1", "x,q\x0cy,z")]),
     "quoted line ends stay": (b'id,a,n\n1,"x\r\ny",1\n', {}, [("1", "x\r\ny", "1")]),
 }  # fmt: skip
@@ -364,6 +369,10 @@ NEEDS_DICTIONARY = bytes.fromhex("28b52ffd2339a2bd490c61000069642c760a312c616263
         (b"id,a,a,b\n1,2,3,4\n", {"select": ["id", "c"]}, ["select: c should be among", "id, a, (column 3), b"]),
         (b"id,ctid\n1,2\n", {}, ['f.csv, line 1: header: column 2 is named "ctid"', "columns"]),
         (b'id,n\n1,"12,50"\n', {"types": {"n": "money"}}, ['column n: not a number as the job says', 'decimal ","']),
+        *(
+            (f"id,a\n1,{text}\n".encode(), {"types": {"a": "time(3)"}, "date_format": "%Y%m%d"}, ["time of day alone"])
+            for text in ("2026-03-05 10:00", "10:00+03", "now", "23:59:60", "10:00:00.1234567")
+        ),
         (b"id,n\n1,-1.000\n", {"types": {"n": "int"}}, ["line 2: column n: a number with two readings; decimal"]),
         *(
             (b"id,a\n1," + text + b"\n", {"types": {"a": "date"}}, ["column a: not a date", "or types text"])

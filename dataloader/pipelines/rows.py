@@ -58,6 +58,7 @@ _KEPT: dict[str, Callable[[Any], bool]] = {
     "timestamp": lambda value: isinstance(value, datetime) and not value.tzinfo,
     "time": lambda value: isinstance(value, time) and not value.tzinfo,
 }
+_BY_TEXT = ("bigint", "numeric", "boolean", "timestamptz", "timetz", "interval", "bytea", "jsonb")
 
 
 def load(
@@ -134,7 +135,9 @@ class Rows(Source):
     def records(self, begin: Place) -> Iterator[tuple[int, str | Rejected]]:
         # A caller may have given types since, and the table may be there.
         guesses = {n: kind for n, kind in self.columns.items() if isinstance(kind, _Guess) and n not in self.in_target}
-        self._is_kept = [_KEPT.get(guesses.get(name, "")) for name in self._names]
+        # PostgreSQL would read a late text by its own rules, 007 as 7, unless the arguments say how texts are written.
+        kept = dict.fromkeys(() if self._written else _BY_TEXT, lambda value: not isinstance(value, str)) | _KEPT
+        self._is_kept = [kept.get(guesses.get(name, "")) for name in self._names]
         kinds = map(kind_of, self.stored or self.columns.values())
         self._readers = [Reader(kind, self._written) if self._written and kind else None for kind in kinds]
         for row in self._rows:

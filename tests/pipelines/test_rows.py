@@ -142,6 +142,10 @@ def test_an_empty_page_changes_nothing_and_finishes(load: Callable[..., Any], ro
         ([{"id": 1}], {"speed": 9}, "speed: there is no such argument"),
         (polars.DataFrame({"n": [1]}), {}, "key: id should be in the rows"),
         ([{"id": n, "n": 1} for n in range(SAMPLE)] + [{"id": -1, "n": 0.5}], {}, f"row {SAMPLE + 1}: column n: in"),
+        *(
+            ([{"id": n, "n": like} for n in range(SAMPLE)] + [{"id": -1, "n": text}], {}, "column n: a str; ")
+            for like, text in [(1, "007"), (Decimal("1.5"), "1e2"), (True, "1"), (b"a", "\\x41"), ({}, "[1]")]
+        ),
     ],
 )
 def test_rows_that_do_not_fit_are_named_and_change_nothing(

@@ -808,7 +808,8 @@ class Table:
             # No other writes; readers go on.
             self._do("LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
         # Not now(): the transaction may have begun before the versions that another load has made meanwhile.
-        self._parts["now"] = sql.Literal(self._value("SELECT clock_timestamp()"))
+        now = self._value("SELECT clock_timestamp()::text")  # psycopg reads ISO dates alone
+        self._parts["now"] = sql.SQL("{}::timestamptz").format(sql.Literal(now))
         counted: LiteralString = "SELECT count(*) FROM {table} AS old WHERE {scope}"
         before = self._value(counted, scope=scope) if deletes else 0
         deleted = self._vanish(scope) if deletes else 0

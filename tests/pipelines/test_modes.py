@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from judging import LEFT, TYPES, Load, Rows, fails_for_good
 from patience import until
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dataloader.pipelines import csv_table
 from dataloader.pipelines.csv_table import wider
@@ -36,6 +36,14 @@ def counts(result: Any) -> dict[str, int]:
 TYPED = "CREATE TABLE t (id int PRIMARY KEY, day date, n numeric)"
 ROWS = "id,day,n\n1,2026-03-01,1\n2,2026-03-02,2\n"
 ALL = "SELECT id::int, day::text, n::int FROM t ORDER BY 1, 2, 3"
+
+
+def test_a_role_may_have_a_datestyle_of_its_own(load: Load, rows: Rows, dsn: str) -> None:
+    how = {"dsn": make_conninfo(dsn, options="-c DateStyle=German"), "max_attempts": 1}
+    for text, expected in {ROWS: {"inserted": 2}, f"{ROWS}2,2026-03-02,3\n": {"updated": 1, "unchanged": 1}}.items():
+        result = load(text, how, mode="scd2", key=["id"])
+        assert {name: counts(result)[name] for name in expected} == expected
+    assert rows("SELECT bool_and(valid_from < clock_timestamp()) FROM t") == [(True,)]
 
 
 # --- append ---

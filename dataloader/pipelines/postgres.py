@@ -34,7 +34,8 @@ _LINK = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3,
 # What a text of the source means must not depend on its role's settings.
 _BEGIN = b"""
 BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
-SET LOCAL datestyle = 'ISO'; SET LOCAL intervalstyle = 'postgres'; SET LOCAL bytea_output = 'hex'
+SET LOCAL datestyle = 'ISO'; SET LOCAL intervalstyle = 'postgres'; SET LOCAL bytea_output = 'hex';
+SET LOCAL extra_float_digits = 3
 """
 _READ_ONLY = "25006"
 # The types that a new table takes over; another one, such as an enum, is text there.

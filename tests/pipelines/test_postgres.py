@@ -66,6 +66,14 @@ def test_a_new_table_has_the_types_of_the_source(load: Load, rows: Rows) -> None
     ]
 
 
+def test_a_float_keeps_its_digits_whatever_the_sources_role_shows(
+    load: Load, rows: Rows, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DL_SOURCE_CRM", make_conninfo(source, options="-c extra_float_digits=-5"))
+    assert load("SELECT 1 AS id, '3.4028235e38'::real AS a, 1 / 3.0::float8 AS b").error is None
+    assert rows("SELECT a = '3.4028235e38'::real, b = 1 / 3.0::float8 FROM t") == [(True, True)]
+
+
 def test_an_existing_tables_types_decide(load: Load, rows: Rows) -> None:
     rows("CREATE TABLE t (id text PRIMARY KEY, day date, more int DEFAULT 5)")
     assert load("VALUES (1, '2026-01-31')", key=["column1"]).error.startswith(

@@ -150,7 +150,10 @@ def test_a_successor_waits_for_its_place(farm: Farm, tmp_path: Path) -> None:
 
 
 def test_a_long_job_does_not_hold_up_the_other_workers_successors(farm: Farm, tmp_path: Path) -> None:
-    """The first worker to finish its run leaves first; the one at the long job goes on with the old code."""
+    """The first worker to finish its run leaves first; the one at the long job goes on with the old code.
+
+    They leave one by one: there is one successor at a time beside them.
+    """
     program, code = reloadable(farm, tmp_path, workers=2)
     before = {worker.pid for worker in program.workers()}
     long = farm.enqueue("recorded", args={"sec": 600})
@@ -159,6 +162,15 @@ def test_a_long_job_does_not_hold_up_the_other_workers_successors(farm: Farm, tm
     farm.wait(short, "running", "succeeded")
     code.change()
     program.signal(signal.SIGHUP)
+    most = 0
+
+    def short_is_over() -> bool:
+        nonlocal most
+        most = max(most, len(program.workers()))
+        return bool(farm.job(short)["status"] == "succeeded")
+
+    until(short_is_over, "the short job")
+    assert most <= 3
     until(lambda: version(farm) == 2, "a job of the new code")
     assert (farm.job(short)["status"], farm.job(long)["status"]) == ("succeeded", "running")
     until(lambda: len(before & {worker.pid for worker in program.workers()}) == 1, "one of before to leave")

@@ -55,6 +55,7 @@ def test_a_job_is_made_within_about_a_second_of_its_due_time_though_the_reaper_r
     made = reaper.logged("reaper.schedule.made")
     assert (made[0]["schedule"], made[0]["jobs"]) == ("n", 1)
     assert reaper.stop() == broken.stop() == 0
+    assert not broken.events("reaper.schedule.made"), "no job goes past the hooks"
 
 
 MOST = 3

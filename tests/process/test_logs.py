@@ -254,7 +254,8 @@ def test_the_last_words_of_a_killed_worker_are_saved(written: Farm) -> None:
             "last words by print, ***",
             "last words without an end",
         ]
-    assert SECRET not in seen(written, "last words without an end")
+    until(lambda: seen(written).count("last words without an end") == 2, "the stream")
+    assert SECRET not in seen(written)
 
 
 def test_nothing_is_kept_of_tasks_and_farms_that_want_no_logs(farm: Farm) -> None:

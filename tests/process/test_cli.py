@@ -199,6 +199,15 @@ def test_no_command_shows_a_secret_or_moves_the_terminal(ask: Ask) -> None:
     assert "\x1b[31mred\x9b2J\u202e" in answer(ask("status", job_id))["error"]
 
 
+def test_top_and_a_job_show_their_times_in_the_zone_of_people(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIMEZONE", "Asia/Tokyo")
+    job_id = triggered(ask)
+    assert ask("wait", job_id).exit_code == 0
+    clock = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d JST"
+    assert re.search(clock, ask("job", job_id).stdout)
+    assert re.match(f"{clock}\n", ask("top", "--once").stdout)
+
+
 def test_doctor_sees_that_all_workers_of_a_queue_are_stopped(ask: Ask, farm: Farm) -> None:
     """They are alive, take nothing, and nobody ends an idle one that is stopped."""
     until(lambda: len(farm.programs[0].children("worker q#")) == 2, "both workers of the queue")

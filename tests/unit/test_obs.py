@@ -86,6 +86,18 @@ def test_metrics_are_off_unless_an_exporter_is_named(
     assert telemetry.is_wanted("metrics") is wanted
 
 
+@pytest.mark.parametrize(
+    ("name", "disabled", "wanted"), [("", "", True), ("none", "", False), ("otlp", "true", False), ("", "true", False)]
+)
+def test_an_endpoint_asks_for_traces_unless_they_are_off(
+    monkeypatch: pytest.MonkeyPatch, name: str, disabled: str, wanted: bool
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", name)
+    monkeypatch.setenv("OTEL_SDK_DISABLED", disabled)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:4318/v1/traces")
+    assert telemetry.is_wanted("traces") is wanted
+
+
 def test_an_exporter_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "pigeon")
     with pytest.raises(ValueError, match="no exporter 'pigeon'; there are otlp, console"):

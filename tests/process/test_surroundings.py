@@ -196,6 +196,7 @@ def test_check_and_up_name_a_module_that_ends_its_process(farm: Farm) -> None:
     up = farm.start("up", app_port=free_port(), dl_pipelines="boom")
     assert up.process.wait(60) == 78
     assert named in up.log.read_text()
+    assert not up.events("supervisor.started"), "nothing is started"
 
 
 NAMED = """

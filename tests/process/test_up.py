@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -219,6 +220,15 @@ def test_what_a_person_has_set_stays_so_at_a_terminal(monkeypatch: pytest.Monkey
     settings = config.load(_env_file=None, dl_home="/h", local=False, metric_path="/m", timezone="Asia/Tokyo")
     environment = up.environment_of_programs(settings, "dbname=x", is_terminal=True)
     assert [environment.get(name) for name in names] == [None, None, "/h/log", None]
+
+
+def test_a_check_that_cannot_be_made_is_no_reason_not_to_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os; os._exit(3)")
+    report = up._check(os.environ | {"PYTHONPATH": str(tmp_path)}, SimpleNamespace(received=set()))  # type: ignore[arg-type]
+    assert (report, up._print_findings(report)) == (None, "")
+    assert "`dataloader check` ended with status 3" in capsys.readouterr().err
 
 
 @pytest.mark.longest

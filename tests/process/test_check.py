@@ -25,7 +25,6 @@ CANARY = "canary-s3cret"
 LOGS_LOCK = 431315969907  # that of dl_log_days
 NOWHERE = f"postgresql://u:{CANARY}@127.0.0.1:1/d"
 
-SHARED = ("transaction", "statement")  # modes in which sessions are shared
 LEVELS = ("error", "warning", "ok")
 
 Check = Callable[..., "Checked"]
@@ -383,7 +382,8 @@ def test_the_session_of_the_oldest_transaction_is_named_while_notifications_pile
     [
         ("transaction", []),
         ("transaction", ["server_round_robin=1"]),
-        *((mode, ["default_pool_size=1"]) for mode in SHARED),
+        ("transaction", ["default_pool_size=1"]),
+        ("statement", ["default_pool_size=1"]),
     ],
 )
 def test_b2_d10_a_pooler_in_transaction_mode_is_refused(check: Check, dsn: str, mode: str, more: list[str]) -> None:

@@ -221,7 +221,7 @@ def runs(farm: Farm) -> int:
 
 
 def test_other_jobs_run_and_its_end_is_written_when_the_lock_goes(farm: Farm) -> None:
-    """Beside a long run, too. The former session may have claimed jobs, which are handed back; this is none of them."""
+    """Beside a long run in another session, too."""
     diary, go = farm.folder / "diary", farm.folder / "go on"
     with ended_behind_a_lock(farm) as (program, job):
         for _ in range(20):
@@ -253,3 +253,12 @@ def test_a_drain_ends_in_time_though_the_lock_stays(farm: Farm) -> None:
         program.stop(patience=15)
         assert "rows are locked" in program.events("worker.end.unwritten")[0]["error"]
         assert farm.job(job)["status"] == "running"
+
+
+def test_a_lost_session_does_not_hand_back_a_job_that_has_run(farm: Farm) -> None:
+    """The next session hands back what the former one may have claimed, and finds the row of this job free again."""
+    with ended_behind_a_lock(farm) as (program, job):
+        farm.end_sessions("dl-worker:")
+        program.logged("farm.database.lost")
+    farm.succeeds(job)
+    assert runs(farm) == 1

@@ -481,6 +481,10 @@ def test_a_reaper_whose_round_is_shorter_than_an_answer_goes_on_with_its_backlog
 TROUBLES = ("LOCK TABLE dl_rolled IN EXCLUSIVE MODE", "ALTER TABLE dl_totals DROP COLUMN buckets; COMMIT")
 
 
+def pruned(reaper: Program, event: str) -> int:
+    return sum(line["count"] for line in reaper.events(event))
+
+
 def test_c7_leases_end_and_old_jobs_go_although_the_journal_cannot_be_summed_up(farm: Farm, own_db: str) -> None:
     """They go over several batches, and the reaper says how many; younger ones stay."""
     reaper = farm.reaper(dl_retention_days=0.5)
@@ -493,8 +497,7 @@ def test_c7_leases_end_and_old_jobs_go_although_the_journal_cannot_be_summed_up(
             assert "dl_" in error or "lock timeout" in error
             finished(farm, 1_200, hours_ago=13)
             for event in ("reaper.pruned", "jobs.pruned"):  # the log, the metrics
-                counts = lambda event=event: sum(line["count"] for line in reaper.events(event))  # noqa: E731
-                until(lambda counts=counts, all=1_200 * number: counts() == all, "the old ones to go")
+                until(lambda event=event, number=number: pruned(reaper, event) == 1_200 * number, "the old ones to go")
             farm.insert(**LOST)
             reaper.logged("reaper.requeued", number)
             assert rows(farm)[0] == 3 + number

@@ -221,7 +221,7 @@ def runs(farm: Farm) -> int:
 
 
 def test_other_jobs_run_and_its_end_is_written_when_the_lock_goes(farm: Farm) -> None:
-    """Beside a long run in another session, too."""
+    """Also while a long run has begun in another session."""
     diary, go = farm.folder / "diary", farm.folder / "go on"
     with ended_behind_a_lock(farm) as (program, job):
         for _ in range(20):

@@ -1,5 +1,6 @@
 """The logs of jobs in the database: who may write them, what stays of a long one, their days, when they go."""
 
+import os
 from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Any
@@ -9,6 +10,9 @@ import psycopg
 import pytest
 from hands import Conn, Worker, value
 
+from dataloader.farm import keeper
+from dataloader.farm.capture import Output
+from dataloader.farm.slots import SharedSlots
 from dataloader.queue import db, lifecycle, logs
 from dataloader.queue.job import Job
 from dataloader.queue.run_log import RunLog
@@ -123,6 +127,29 @@ def test_what_was_written_in_doubt_is_there_once(conn: Conn, running: Any) -> No
     run.add(monotonic(), "info", "log", "three")
     logs.write(conn, [run], monotonic())
     assert texts(conn, job.job_id) == ["one", "two", "three"]
+
+
+def test_last_words_of_a_dead_worker_are_there_once(conn: Conn, running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker died between its commit and the note that tells the keeper of it; one line was an hour old."""
+    _, job = running
+    slot = SharedSlots(1).slots[0]
+    slot.occupy(job.claimed_by)
+    slot.claim([job.job_id], [job.attempt])
+    slot.begin(0, 1, 60.0, monotonic())
+    outputs = [Output(name) for name in keeper.NAMES]
+    slot.log_files[:] = [output.fd for output in outputs]
+    slot.logs = True
+    os.write(outputs[0].fd, b"one\nthree\n")
+    os.write(outputs[1].fd, b"two\n")
+    salvage = keeper.Salvage(1_024)
+    monkeypatch.setattr(salvage, "_echoes", dict.fromkeys(keeper.SOURCES, lambda raw: None))
+    salvage.open_new([slot])
+    run = written(job)
+    run.add(monotonic() - 3_600, "info", "stdout", "one")
+    run.add(monotonic(), "warning", "stderr", "two")
+    logs.write(conn, [run], monotonic())
+    salvage.write(conn, slot)
+    assert sorted(texts(conn, job.job_id)) == ["one", "three", "two"]
 
 
 def test_lines_in_the_middle_go_while_newer_ones_come(conn: Conn, running: Any) -> None:

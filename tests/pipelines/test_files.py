@@ -267,6 +267,8 @@ NEEDS_DICTIONARY = bytes.fromhex("28b52ffd2339a2bd490c61000069642c760a312c616263
         (b"id,a\n1,46085.5\n", {"types": {"a": "date"}, "date_format": "excel"}, ["column a: a time of day"]),
         (b"id,a\n1,2026-01-05 10:00\n", {"types": {"a": "timestamptz"}}, ["a: a time without its zone", "timezone"]),
         (b"id,a\n1,2026-01-05 10:00Z\n", {"types": {"a": "timestamp"}}, ["column a: a time zone", "timestamptz"]),
+        (b"id,a\n1,2026-01-05 10:00\n", {"types": {"a": "date"}}, ["column a: a time of day", "timestamp"]),
+        (b"id,a\n1,03/04/26\n", {"types": {"a": "timestamp"}}, ["two formats read differently", "date_format"]),
         (b"id,a\n1,maybe\n", {"types": {"a": "boolean"}}, ["column a: not a boolean", "true and false"]),
         (b"id,a\n1,2026-13-01\n", {"types": {"a": "date"}}, ["line 2: column a:", "out of range", "null"]),
         ("id,a\n1,x\n2,Łódź jest ładna\n".encode("cp1250"), {}, ["line 3", "0xA3, column a", "reads as cp1250"]),

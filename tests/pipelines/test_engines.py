@@ -31,6 +31,7 @@ from dataloader.pipelines.engines import (
     Order,
     Refused,
     State,
+    order_of,
     spoken,
 )
 from dataloader.pipelines.engines.over_http import OnRay, OnSpark, Server
@@ -143,6 +144,13 @@ def test_the_secrets_of_clusters_are_masked_wherever_they_occur(allow: Allow) ->
 
 
 # What a run decides
+
+
+def test_an_order_is_named_after_its_claim_and_kept_until_its_end_is_told() -> None:
+    first = order_of(None, JOB, 3)
+    assert first == Order(f"dl-{JOB}-3")
+    assert order_of(first.checkpoint(), JOB, 4) == first
+    assert order_of(replace(first, is_over=True).checkpoint(), JOB, 4) == Order(f"dl-{JOB}-4")
 
 
 @pytest.mark.parametrize(

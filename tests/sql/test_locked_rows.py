@@ -256,3 +256,12 @@ def test_beside_locked_rows_alone_a_claim_comes_back_later(conn: Conn, dsn: str,
         conn.execute("DELETE FROM dl_jobs WHERE job_id IN (SELECT job_id FROM dl_jobs FOR UPDATE SKIP LOCKED)")
         found = step(worker, 20)
         assert (found.jobs, found.look_again, found.due_in) == ([], False, 0.4)
+
+
+def test_behind_locked_rows_no_later_job_of_their_keys_is_started(conn: Conn, dsn: str, worker: Worker) -> None:
+    many(conn, 1_200, "k%s", priority=1)
+    many(conn, 5, "k%s", priority=2)
+    other = plain(conn, priority=3)
+    with locked(dsn, "priority = 1"):
+        assert ids(step(worker, 20).jobs) == [other]
+    assert value(conn, "SELECT count(*) FROM dl_jobs WHERE status = 'running'") == 1

@@ -326,6 +326,17 @@ def test_a_delivery_waits_for_its_locked_job(merged: Conn, one: Worker, two: Wor
     assert [(job.job_id, job.attempt) for job in found.jobs] == [(job_id, 1) for job_id in jobs]
 
 
+def test_a_delivery_that_waits_for_a_locked_job_uses_no_room_of_its_limits(merged: Conn, worker: Worker) -> None:
+    operations.set_limit(merged, "one", "test", most=1)
+    waiting, held = (enqueue(merged, lock_key="k", limits=["one"]) for _ in range(2))
+    other = enqueue(merged, lock_key="l", limits=["one"])
+    with locked(merged, held):
+        found = step(worker)
+        assert ids(found) == [other]
+        end_all(worker, found.jobs)
+    assert ids(step(worker)) == [waiting, held]
+
+
 def test_of_a_delivery_that_is_spent_the_first_is_dead_and_the_others_start_over(merged: Conn, worker: Worker) -> None:
     later = value(merged, "SELECT now() + interval '1 hour'")
     jobs = [enqueue(merged, lock_key="k", max_attempts=1, available_at=at) for at in (None, None, later)]
@@ -547,10 +558,14 @@ def test_a_queue_that_is_not_ordered_cannot_merge(conn: Conn) -> None:
 def test_a_locked_head_keeps_its_key_and_the_first_job_that_starts_is_marked_as_begun(
     ordered: Conn, worker: Worker
 ) -> None:
-    head, _, other = (enqueue(ordered, lock_key=key) for key in "aab")
+    """The claim comes back for the head, and a locked row behind it hinders nobody."""
+    head, second, other = (enqueue(ordered, lock_key=key) for key in "aab")
     with locked(ordered, head):
-        found = step(worker)
+        found, again = step(worker), step(worker)
     assert (ids(found), row(ordered, other)["heartbeat_at"] is None) == ([other], False)
+    assert (again.jobs, again.due_in is not None and again.due_in <= 1) == ([], True)
+    with locked(ordered, second):
+        assert ids(step(worker)) == [head]
 
 
 def test_a_merged_delivery_has_no_job_that_waits_for_a_parent(merged: Conn, workers: Workers) -> None:

@@ -55,6 +55,11 @@ def test_what_each_end_writes(
     assert keys_held(conn) == []
 
 
+@pytest.mark.parametrize("verb", ["succeed", "retry", "fail", "cancel", "hand_back"])
+def test_each_end_writes_the_last_progress(conn: Conn, worker: Worker, verb: str) -> None:
+    assert ended(conn, worker, verb, progress='{"new": 2}')["progress"] == {"new": 2}
+
+
 def test_v12_a_success_after_an_acknowledged_cancellation_says_that_its_work_stands(conn: Conn, worker: Worker) -> None:
     end = ended(conn, worker, "succeed", cancel=True, progress='{"processed": 9}')
     assert end["status"] == "canceled"

@@ -65,6 +65,15 @@ def test_the_next_run_goes_on_behind_the_last_part(load: Load, rows: Rows, tmp_p
     assert (loaded(rows), rows(LEFT)) == (EXPECTED, [(0,)])
 
 
+@pytest.mark.parametrize("point", [33, "end"])
+def test_literal_quotes_are_counted_over_all_runs(load: Load, rows: Rows, tmp_path: Path, point: int | str) -> None:
+    records = "".join(f'{n},{n}" pipe\n' for n in range(ROWS))
+    (tmp_path / "f.csv").write_text(f"id,name\n{records}")
+    result = load(crash_at=point)
+    assert (result.result["processed"], result.result["literal_quotes"]) == (ROWS, ROWS)
+    assert loaded(rows) == [(n, f'{n}" pipe') for n in range(ROWS)]
+
+
 @pytest.mark.parametrize("change", ["content", "time"])
 def test_a_file_that_has_changed_is_loaded_from_its_beginning(
     load: Load, rows: Rows, tmp_path: Path, between: Between, change: str
@@ -75,6 +84,23 @@ def test_a_file_that_has_changed_is_loaded_from_its_beginning(
     result = load(crash_at=41)
     assert result.progress[0]["processed"] == 100
     assert (loaded(rows), rows(LEFT)) == ([*EXPECTED, *more], [(0,)])
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_file_that_is_small_now_is_loaded_at_once(
+    load: Load, rows: Rows, tmp_path: Path, between: Between, monkeypatch: pytest.MonkeyPatch, is_new: bool
+) -> None:
+    def shrink() -> None:
+        assert rows(LEFT) == [(1,)]
+        monkeypatch.setattr(csv_table, "PART_BYTES", 2**23)
+        (tmp_path / "f.csv").write_text("id,name\n1,a\n")
+
+    if not is_new:
+        rows("CREATE TABLE t (id int PRIMARY KEY, name text)")
+    written(tmp_path)
+    between(shrink)
+    assert load(crash_at=41).status == "succeeded"
+    assert (loaded(rows), rows(LEFT)) == ([(1, "a")], [(0,)])
 
 
 @pytest.mark.parametrize("statement", ["TRUNCATE {}", "DROP TABLE {}"])

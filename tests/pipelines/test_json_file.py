@@ -122,6 +122,15 @@ def test_a_page_without_rows_is_no_page_of_other_columns(
         assert rows("SELECT * FROM t ORDER BY id") == [(1, 2), (3, 4)]
 
 
+def test_numbers_keep_every_digit(loaded: Loaded) -> None:
+    text = '{"id": 1, "v": 36893488147419103233.10, "o": {"far": 1e400}, "n": 5}\n{"id": 2, "v": -2.5e-330, "n": -0}\n'
+    found = loaded(text, "SELECT id, v::text, o::text, n, pg_typeof(id)::text, pg_typeof(n)::text FROM t ORDER BY id")
+    assert found[0][:2] == (1, "36893488147419103233.10")
+    assert found[0][2] == '{"far": 1' + "0" * 400 + "}"
+    assert found[1][1] == "-0." + "0" * 329 + "25"
+    assert found[0][3:] == (5, "bigint", "bigint")
+
+
 @pytest.mark.parametrize(
     "text",
     [

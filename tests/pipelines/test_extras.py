@@ -14,7 +14,6 @@ sys.modules |= dict.fromkeys(["pyarrow", "distributed", "python_calamine", {ZSTD
 from dataloader import pipelines
 from dataloader.pipelines import PermanentError, files
 pipelines.load(())
-assert not {{"httpx", "dask", "ray", "dataloader.pipelines.engines.over_http"}} & set(sys.modules)
 assert "run.ray" in pipelines.tasks()
 for task in ("load.parquet", "run.dask"):
     assert task not in pipelines.tasks()
@@ -42,3 +41,11 @@ def test_without_its_library_a_task_or_a_format_says_what_to_install(tmp_path: P
         ]
         + [f"format: needs {library}: pip install 'dataloader-farm[files]'" for library in LIBRARIES.values()],
     )
+
+
+def test_a_farm_imports_no_library_of_an_extra_before_a_job_needs_it() -> None:
+    code = "import sys; from dataloader import pipelines; pipelines.load(()); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    held = {*done.stdout.split()}
+    assert "dataloader.pipelines.files" in held
+    assert not {"httpx", "dask", "ray", "pyarrow", "dataloader.pipelines.engines.over_http"} & held

@@ -94,6 +94,7 @@ def test_an_api_with_pages_and_429(job: Load, rows: Rows) -> None:
 
     result = job(load_orders, http=busy, secrets={"shop_token": "x"})
     assert (result.status, asked) == ("succeeded", ["1", "1", "2", "2", "3"])
+    assert result.attempts == 2  # the run that had loaded a page has spent none
     assert result.runs[0].error == "shop.example answered 429 and asks for 9 s"
 
 

@@ -306,7 +306,7 @@ def test_a_job_of_any_status_tells_that_a_move_is_not_over(conn: Conn, status: s
     operations.pause(conn, "to", "night")
     for paused_by, queue in (("queue move to to", "x"), ("queue move to other", "y")):
         conn.execute("INSERT INTO dl_queues (queue, paused_at, paused_by) VALUES (%s, now(), %s)", (queue, paused_by))
-    plain(conn, queue="y")
+    plain(conn, queue="x", status="succeeded"), plain(conn, queue="y")
     enqueue(conn, queue="to")
     assert operations.move(conn, "to", "b", BY, limit=1).moved == 1
     operations.pause(conn, "fourth", "night")

@@ -59,6 +59,12 @@ def spares(args: dict[str, Any], context: Context) -> None:
     raise ValueError("bad luck")
 
 
+def test_progress_is_what_people_see_without_the_checkpoint() -> None:
+    progress = Progress(2, 5, checkpoint={"secret": 1}, file="a.csv")
+    assert (progress, progress.checkpoint) == ({"processed": 2, "total": 5, "file": "a.csv"}, {"secret": 1})
+    assert (Progress(2), Progress(2).checkpoint) == ({"processed": 2}, None)
+
+
 def test_a_run_goes_on_where_the_one_before_failed() -> None:
     result = run_job(counts, {"fails": [2, 3]})
     assert (result.status, SEEN) == ("succeeded", [None, {"done": 2}, {"done": 3}])

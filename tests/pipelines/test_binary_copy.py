@@ -287,3 +287,12 @@ def test_an_end_ends_the_thread_that_reads_ahead(
 def test_texts_survive_a_session_of_another_encoding(loaded: Any, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGCLIENTENCODING", "latin1")
     assert loaded(pa.table({"id": [1], "name": ["é"]}), "load.parquet")[1] == ["(1,é)"]
+
+
+def test_few_batches_become_one_copy_whatever_their_sizes() -> None:
+    texts = pa.array(["x" * 10_000, "y"] * 1_500).dictionary_encode()
+    batches = [pa.record_batch([pa.array([n])], ["v"]) for n in range(5_000)]
+    assert [each.num_rows for each in binary_copy.gathered(iter(batches), 2_000, 500, 2**20)] == [2_000, 2_000, 1_000]
+    for batch in binary_copy.gathered([pa.record_batch([texts], ["v"])], 2_000, 500, 2**20):
+        assert batch.column(0).type == pa.string()
+        assert 2**19 < batch.nbytes <= 2**20 + 10_000 or batch.num_rows < 500

@@ -383,6 +383,14 @@ def test_a_stop_ends_the_wait_for_a_lock(
 # --- COPY into the target itself ---
 
 
+def test_an_empty_table_is_filled_without_staging(load: Load, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows(TYPED)
+    monkeypatch.setattr(csv_table.Table, "make_staging", None)
+    assert counts(load(ROWS, key=["id"])) == {"inserted": 2}
+    assert counts(load("id\n7\n", mode="append")) == {"inserted": 1}
+    assert rows("SELECT id FROM t ORDER BY 1") == [(1,), (2,), (7,)]
+
+
 def test_an_empty_table_and_a_file_with_a_key_twice_are_merged(load: Load, rows: Rows) -> None:
     rows(TYPED)
     assert counts(load(f"{ROWS}1,2026-03-03,3\n", key=["id"])) == {"inserted": 2, "duplicate_keys": 1}

@@ -123,11 +123,14 @@ def test_no_jobs_are_no_rows(conn: Conn) -> None:
 def test_jobs_run_in_the_order_of_the_list_and_of_the_calls(conn: Conn, worker: Worker, shuffled: bool) -> None:
     keys = random.Random(1).sample(range(1_000), 60) if shuffled else [None] * 60
     new = keyed(*(key and f"i{key}" for key in keys))
+    call = "SELECT dl_enqueue('q', 't', %s, args => jsonb_build_object('n', %s::int), idempotency_key => %s)"
     with conn.transaction():
         results = enqueue.enqueue_many(conn, new[:20])
         results += [enqueue.enqueue(conn, job) for job in new[20:30]]
         results += [add(conn, args=job.args, idempotency_key=job.idempotency_key) for job in new[30:40]]
-        results += enqueue.enqueue_many(conn, new[40:])
+        for number, job in enumerate(new[40:50], 40):
+            results.append((value(conn, call, job.lock_key, number, job.idempotency_key), "queued"))
+        results += enqueue.enqueue_many(conn, new[50:])
     assert order(conn) == list(range(60))
     taken = []
     for _ in new:

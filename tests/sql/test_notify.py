@@ -4,9 +4,10 @@ import select
 import socket
 from collections.abc import Iterator
 
+import psycopg
 import pytest
 from foreign import Foreign
-from hands import Conn, Worker, enqueue, expire, kinds, locked, plain, quietly, row, value
+from hands import Conn, Worker, enqueue, expire, kinds, locked, many, plain, quietly, row, value
 from patience import PATIENCE, until
 
 from dataloader.queue import db, lifecycle
@@ -42,6 +43,14 @@ def test_rows_that_are_not_queued_tell_nobody_and_are_never_woken(conn: Conn, ea
         job_id = plain(conn, in_sec=60, status=status)
         assert row(conn, job_id)["blocked_on"] is None
     assert (ear.notes(), lifecycle.wake(conn, 100)) == ([], 0)
+
+
+def test_d1_d11_one_transaction_tells_a_queue_once_also_one_of_the_longest_name(conn: Conn, ear: Worker) -> None:
+    """A notification has room for 7,999 octets, and the table takes no name that is near to them."""
+    many(conn, 1_000, queue="repeat('q', 511) || i % 2")
+    assert sorted(ear.notes()) == ["q" * 511 + "0", "q" * 511 + "1"]
+    with pytest.raises(psycopg.errors.CheckViolation):
+        plain(conn, queue="q" * 513)
 
 
 def test_an_update_of_its_time_or_back_to_the_queue_tells_the_queue(conn: Conn, ear: Worker) -> None:

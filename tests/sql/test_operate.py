@@ -78,6 +78,13 @@ def test_a_resume_keeps_the_limit_and_a_limit_the_pause(conn: Conn) -> None:
     assert operations.resume(conn, "never seen", BY)["max_length"] is None
 
 
+def test_a_queue_with_more_jobs_than_a_later_limit_is_full_with_all_of_them(conn: Conn) -> None:
+    many(conn, 1_200, "key %s")
+    operations.limit_length(conn, "q", 10, BY)
+    with pytest.raises(QueueFull, match=r"1,200 jobs are queued, and its limit is 10"):
+        require_room(conn, ["q"])
+
+
 def test_a_full_queue_takes_no_more_but_known_keys(conn: Conn, worker: Worker) -> None:
     operations.limit_length(conn, "q", 2, BY)
     plain(conn, status="succeeded")

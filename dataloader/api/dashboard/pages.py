@@ -265,8 +265,8 @@ def _instant(text: str) -> datetime | None:
 
 
 def _local(at: datetime | None) -> str:
-    """`at` as the value of an HTML field for date and time."""
-    return at.astimezone(chosen_zone()).strftime("%Y-%m-%dT%H:%M:%S") if at else ""
+    """An `_instant` as the value of an HTML field for date and time."""
+    return at.strftime("%Y-%m-%dT%H:%M:%S") if at else ""
 
 
 @blueprint.get("/jobs/<uuid:job_id>")

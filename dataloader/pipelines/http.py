@@ -104,7 +104,7 @@ class Answer:
         self.name, self.status, self.headers = name, response.status, response.headers
         self._response = response
         self._count = 0
-        self.length = response.length  # None for a response without a Content-Length
+        self.length = response.length  # a response without a Content-Length has None
 
     def read(self, size: int) -> bytes:
         """The bytes that have come, up to so many; b"" at the end. Raises Unreachable where the end is too soon."""

@@ -1,4 +1,4 @@
-"""What the API tells beside the contract: lists, one job, journals; and what it refuses."""
+"""The API's answers beside the contract: lists, one job, journals; and its refusals."""
 
 from uuid import uuid4
 

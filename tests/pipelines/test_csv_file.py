@@ -48,7 +48,7 @@ def refused(load: Run, dsn: str) -> Refused:
 
 
 def _tables(dsn: str) -> dict[str, Any]:
-    """What is in each table, and in which versions."""
+    """The rows of each table, with their versions."""
     names = (
         "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'"
         " AND relname <> 'dl_fence'"

@@ -66,7 +66,7 @@ def rows(dsn: str) -> list[int]:
 
 @pytest.mark.parametrize("name", ["Пример", "a blank and a ' and a \""])
 def test_rows_survive_a_stop_and_a_second_start_in_any_folder(root: Path, name: str) -> None:
-    """What a killed initdb left there is made anew."""
+    """A killed initdb has left a folder there, and the server makes it anew."""
     (root / name / "new" / "base").mkdir(parents=True)
     for expected in ([0], [0, 1]):
         with start(root / name) as server:

@@ -299,7 +299,7 @@ def test_a_cancellation_that_a_silent_engine_does_not_confirm_is_noted(farm: Far
 
 @on(*ENGINES)
 def test_a_program_that_fails_fails_its_job_with_its_last_lines(farm: Farm, cluster: Cluster) -> None:
-    """Each attempt is a start of its own. What a program of Spark says to its standard error is in Spark's own log."""
+    """Each attempt starts the program anew. Spark writes the standard error of a program to its own log."""
     it = Engaged(farm, cluster)
     it.ready()
     job = it.enqueue("fails", max_attempts=2)

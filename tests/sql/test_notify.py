@@ -130,7 +130,7 @@ def test_each_queue_wakes_some_rows_by_their_times_and_those_of_one_time_in_the_
 
 
 def test_a_due_row_that_somebody_holds_is_woken_another_time_and_a_claim_comes_back(conn: Conn, worker: Worker) -> None:
-    """Nobody notifies when they let go of it."""
+    """The holder of a row sends no notification when it lets go of the row."""
     held, free = plain(conn, in_sec=60), plain(conn, in_sec=60)
     come_due(conn)
     with locked(conn, held):

@@ -151,7 +151,7 @@ def test_a_backlog_of_two_rounds_comes_last_in_the_second(conn: Conn, monkeypatc
 
 
 def test_a_schedule_that_is_locked_or_whose_last_job_is_holds_up_no_other_one(dsn: str, conn: Conn) -> None:
-    """What one reaper has locked another leaves alone."""
+    """A reaper leaves a schedule alone that another reaper has locked."""
     add(conn, "first", overlap="cancel_old")
     add(conn, "other")
     with db.connect(dsn, name="stranger", schema="public") as stranger:

@@ -390,7 +390,7 @@ def test_one_sums_up_at_a_time_and_the_others_go_on(conn: Conn, dsn: str) -> Non
 
 
 def test_what_a_keeper_shows_replaces_what_it_showed(conn: Conn, worker: Worker) -> None:
-    """What a run uses is that of its worker, and not old."""
+    """The memory and CPU of a run are those of its worker, by a fresh reading."""
     job = worker.start_new(queue="q")
     lifecycle.beat(worker.conn, [job], '{"processed": 5}', False)
     shown = {"worker": worker.name, "pid": 7, "queue": "q", "state": "busy", "job_id": str(job.job_id), "jobs": 3}

@@ -221,9 +221,10 @@ def descendants(pid: int) -> list[int]:
 
 
 def strays(known: Collection[int], apart: Collection[int]) -> list[int]:
-    """The living descendants of this subreaper but the `known` ones; those of its children `apart` do not count.
+    """The descendants of this subreaper but the `known` ones; those of its children `apart` do not count.
 
-    Buries the dead children that are not known: a library waits for those that it has started at its import.
+    Buries the dead children that are not known: a library waits for those that it has started at its import. A dead
+    child that is not buried yet counts, because its CPU is not counted yet and its own children are not ours yet.
     """
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -232,10 +233,11 @@ def strays(known: Collection[int], apart: Collection[int]) -> list[int]:
     pids = []
     for pid in set(children(os.getpid())).difference(apart):
         if pid not in known:
+            pids.append(pid)
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-        pids += [pid, *descendants(pid)]
-    return [pid for pid in pids if pid not in known and started(pid) is not None]
+        pids += [each for each in descendants(pid) if each not in known and started(each) is not None]
+    return pids
 
 
 # --- facts about a process, from /proc ---

@@ -188,6 +188,20 @@ def test_a_zombie_is_gone_and_a_stopped_process_is_not() -> None:
     child.communicate()
 
 
+def test_a_dead_child_counts_until_it_is_buried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's cost misses a child's CPU otherwise, where the child dies between the two looks at it."""
+    others = identity.children(os.getpid())
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    child.kill()
+    with monkeypatch.context() as at_the_first_look:
+        at_the_first_look.setattr(os, "waitpid", lambda pid, options: (0, 0))
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert identity.strays((), others) == [child.pid]
+    identity.strays((), others)
+    assert identity.strays((), others) == []
+    child.communicate()
+
+
 @pytest.mark.parametrize(
     "changed",
     [

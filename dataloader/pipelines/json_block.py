@@ -107,15 +107,18 @@ def _read(text: bytes, has_nested: bool) -> tuple[list[str], bytes, set[int], tu
 
 def _batch(text: bytes, schema: Any = None) -> Any:
     """The values of these lines, with the columns of the schema or those in the text; an error for other layouts."""
-    lines = text.count(b"\n") + (not text.endswith(b"\n"))
-    between = text.count(b"}\r\n{" if b"\r" in text else b"}\n{")
-    if not text.startswith(b"{") or between != lines - 1:  # a null in front of all objects crashes Arrow
+    data = np.frombuffer(text, np.uint8)
+    ends = np.flatnonzero(data == ord("\n"))
+    begins = (ends[:-1] if text.endswith(b"\n") else ends) + 1
+    stops = ends - 1 - (data[ends - 1] == ord("\r"))
+    # A null in front of all objects crashes Arrow.
+    if not (text.startswith(b"{") and (data[begins] == ord("{")).all() and (data[stops] == ord("}")).all()):
         raise ValueError("an object in several lines, or lines without one")
     options = arrow_json.ReadOptions(use_threads=False, block_size=len(text) + 1)
     others = "error" if schema else "infer"
     parse = arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others)
     [batch] = arrow_json.read_json(pa.BufferReader(text), options, parse).to_batches()
-    if batch.num_rows != lines:
+    if batch.num_rows != len(begins) + 1:
         raise ValueError("a line of several objects")
     return batch
 

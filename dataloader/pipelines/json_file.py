@@ -177,20 +177,20 @@ class JsonFile(TypedFile):
             self._reading = ahead(self._copies(self._lines, ahead(self._chunks(self._lines, most)), self._line))
         return self._rows()
 
-    def _chunks(self, lines: Lines, most: int) -> Iterator[tuple[bytes, list[Any] | None, int]]:
-        """The file in chunks of whole lines, with their columns."""
+    def _chunks(self, lines: Lines, most: int) -> Iterator[tuple[bytes, int, list[Any] | None, int]]:
+        """The file in chunks of whole lines, with the number of these and their columns."""
         size = _CHUNK_BYTES
         while text := self._file.read(size) + self._file.readline(LONGEST_RECORD):
-            count = text.count(b"\n") + (not text.endswith(b"\n"))
-            fits = count <= most and len(text) < 2 * _COPIED_BYTES
-            yield text, lines.read(text) if fits else None, self._read_to()
+            columns = lines.read(text) if len(text) < 2 * _COPIED_BYTES else None
+            count = len(columns[0]) if columns else max(1, text.count(b"\n"))
+            yield text, count, columns if count <= most else None, self._read_to()
             size = min(_COPIED_BYTES, len(text) * most * 9 // (count * 10))
 
     @staticmethod
-    def _copies(lines: Lines, chunks: Iterator[tuple[bytes, list[Any] | None, int]], line: int) -> Iterator[_Chunk]:
-        for text, columns, end in chunks:
+    def _copies(lines: Lines, chunks: Iterator[Any], line: int) -> Iterator[_Chunk]:
+        for text, count, columns, end in chunks:
             yield _Chunk(text, lines.copied(columns, line) if columns else None, end)
-            line += text.count(b"\n")
+            line += count
 
     def _batch(self, chunk: _Chunk, copied: Copied) -> tuple[int, Batch]:
         line, self._offset = self._line, self.place().mark + len(chunk.text)

@@ -129,7 +129,7 @@ UPDATE dl_backfills SET made = CASE WHEN canceled_at IS NULL THEN %(upto)s ELSE 
  WHERE name = %(name)s;
 
 -- name: failed
--- What is left stays; the next try is some time later.
+-- The other partitions stay; the next try is some time later.
 UPDATE dl_backfills SET error = %(error)s, error_at = coalesce(error_at, now()),
                         next_at = clock_timestamp() + make_interval(secs => %(retry_sec)s)
  WHERE name = %(name)s AND next_at IS NOT NULL;

@@ -1,4 +1,4 @@
--- The questions of `dataloader check`; nothing is changed, and dataloader/check decides.
+-- The questions of `dataloader check`: they change no row, and dataloader/check decides.
 
 -- name: schema_rights
 -- May this role use and create in the schema, or make it? Who else may create there, and is this role a superuser? Does it

@@ -58,7 +58,7 @@ SELECT dl_give_turns(array_agg(job_id)), max(created_at)::text
          ORDER BY created_at LIMIT %(limit)s) plain;
 
 -- name: publish_tasks
--- What pipelines say of their tasks. Of a farm that starts only the first worker finds a difference.
+-- The declarations of tasks in pipelines. Only the first worker of a farm that starts finds a difference.
 INSERT INTO dl_tasks (task, max_attempts, affinity, limits, memory_mb, cpus, args_schema)
 SELECT task, max_attempts, affinity, limits, memory_mb, cpus, args_schema
   FROM json_to_recordset(%(tasks)s) AS declared (
@@ -76,7 +76,7 @@ SELECT task, args_schema FROM dl_tasks WHERE task = ANY (%(tasks)s);
 SELECT pg_advisory_xact_lock(hashtext('dl_limits'), hashtext(%(name)s));
 
 -- name: set_limit
--- What the limit allows from the commit on. Its tokens are kept, as far as the new bucket holds them; a new one is full.
+-- The limit's bounds from the commit on. Its tokens are kept, as far as the new bucket holds them; a new bucket is full.
 INSERT INTO dl_limits AS l (name, most, per_minute, burst, changed_by)
 VALUES (%(name)s, %(most)s, %(per_minute)s, %(burst)s, %(by)s)
 ON CONFLICT (name) DO UPDATE SET
@@ -170,7 +170,7 @@ ON CONFLICT (job_id) DO UPDATE SET checkpoint = NULL, target_claim = excluded.ta
  WHERE (c.checkpoint ? 'canceled') IS NOT TRUE;  -- a cleanup stays one: queue/cleanups.py
 
 -- name: run_now
--- queued -> queued: what waits for its time becomes due; in a merged queue also the jobs of its key that wait for a retry.
+-- queued -> queued: jobs that wait for their time become due; in a merged queue also the jobs of its key that wait for a retry.
 WITH due AS (
   UPDATE dl_jobs SET available_at = now(), journaled = mod(journaled, 1000000) + 1
    WHERE job_id = ANY (ARRAY(SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s)
@@ -198,7 +198,7 @@ DELETE FROM dl_jobs
 RETURNING job_id;
 
 -- name: kill
--- queued -> failed: what waits for its next attempt; canceled where that was asked. The trigger makes the next row of the
+-- queued -> failed: jobs that wait for their next attempts; canceled where that was asked. The trigger makes the next row of the
 -- key ready.
 WITH killed AS (
   UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'failed' END::dl_status,

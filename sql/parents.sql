@@ -1,4 +1,4 @@
--- Jobs that wait for other jobs, for dataloader/queue/parents.py; what ends a wait is in functions/parents.sql.
+-- Jobs that wait for other jobs, for dataloader/queue/parents.py; functions/parents.sql ends a wait.
 
 -- name: depend
 -- The parents that are not known; see dl_depend.

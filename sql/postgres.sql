@@ -45,7 +45,7 @@ SELECT pid, usename AS "user", application_name AS application, state, wait_even
  ORDER BY xact_start LIMIT %(most)s;
 
 -- name: tables
--- Our tables by size. `vacuum_at`: dead rows from which autovacuum comes. `bloat_bytes`: what pages have beyond the rows'
+-- Our tables by size. `vacuum_at`: dead rows from which autovacuum comes. `bloat_bytes`: the bytes of pages beyond the rows'
 -- average width; null: unknown.
 SELECT c.relname AS name, pg_total_relation_size(c.oid) AS total_bytes, pg_relation_size(c.oid) AS heap_bytes,
        pg_indexes_size(c.oid) AS index_bytes, s.n_live_tup AS live_rows, s.n_dead_tup AS dead_rows,

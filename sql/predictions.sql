@@ -1,7 +1,7 @@
--- Predicted ends; called by the functions of dataloader/queue/reports/predictions.py. Nothing here changes a job.
+-- Predicted ends; called by the functions of dataloader/queue/reports/predictions.py. No statement here changes a job.
 
 -- name: queue
--- What a prediction needs of a queue. A worker of several busy queues counts by its part. `length` is the reaper's count.
+-- The facts of a queue that a prediction needs. A worker of several busy queues counts by its part. `length` is the reaper's count.
 WITH serving AS (
   SELECT coalesce(queues, ARRAY[queue]) AS served FROM dl_workers
    WHERE seen_at > now() - interval '30 s' AND state NOT IN ('dead', 'leaving', 'stopped')
@@ -91,7 +91,7 @@ SELECT job_id, queue, status, blocked_on, deadline,
 SELECT queue FROM dl_lengths WHERE length > 0 UNION SELECT queue FROM dl_jobs WHERE status = 'running' ORDER BY queue;
 
 -- name: compare
--- Jobs have ended of which something was predicted. What did not end by itself says nothing of a prediction.
+-- The predicted jobs that have ended. A job that was canceled or lost tells nothing about its prediction.
 WITH over AS (
   SELECT p.job_id, j.status, j.finished_at FROM dl_predictions p LEFT JOIN dl_jobs j USING (job_id)
    WHERE p.ended_at IS NULL AND (j.job_id IS NULL OR j.finished_at IS NOT NULL)),

@@ -217,7 +217,7 @@ SELECT * FROM dl_finish(
   %(delays_sec)s::float8[], %(progress)s::text[], %(facts)s::text[]);
 
 -- name: keep_results
--- What runs have returned, committed before their ends. Only of claims that hold; a stopped run that comes later replaces
+-- The results of runs, committed before their ends. Only of claims that hold; a stopped run that comes later replaces
 -- nothing.
 INSERT INTO dl_results (job_id, claim, result)
 SELECT job_id, claims, %(result)s::jsonb FROM dl_jobs
@@ -232,7 +232,7 @@ SELECT job_id, checkpoint::text, target_claim, target_number, spares_attempt FRO
 
 -- name: keep_checkpoint
 -- running -> running: how far a run has come, of a claim that holds. A stopped run that comes later replaces nothing; a
--- repetition changes nothing. What would be left behind by a cancellation is listed (queue/cleanups.py).
+-- repetition changes nothing. The rest that a cancellation would leave behind is listed (queue/cleanups.py).
 WITH kept AS (
   INSERT INTO dl_checkpoints AS c (job_id, claim, checkpoint, target_claim, target_number, spares_attempt)
   SELECT job_id, claims, %(text)s::jsonb, %(token)s, %(number)s, %(spares_attempt)s FROM dl_jobs

@@ -1,4 +1,4 @@
--- What the runs of tasks and queues used, from dl_spans; called by the functions of dataloader/queue/reports/runs.py.
+-- The time and the memory of the runs of tasks and queues, from dl_spans; called by the functions of dataloader/queue/reports/runs.py.
 
 -- name: period
 -- The period that ends now and the one before it; both begin with a span, so no span is in both.

@@ -50,7 +50,7 @@ UPDATE dl_schedules SET paused_at = NULL, paused_by = NULL, next_due = %(next_du
  WHERE name = %(name)s AND paused_at IS NOT NULL;
 
 -- name: publish
--- What pipelines say of their schedules. What people have changed or named stays; with the same timing, what is due stays
+-- The schedules that pipelines declare. A field that a person has set stays; with the same timing, the due time stays
 -- due.
 INSERT INTO dl_schedules AS s (name, origin, cron, interval_sec, timezone, catch_up, overlap, jitter_sec, job, next_due,
                                created_by)

@@ -153,7 +153,7 @@ CREATE INDEX ix_dl_job_events_job ON dl_job_events (job_id, event_id);
 CREATE INDEX ix_dl_job_events_told ON dl_job_events (event_id) WHERE kind IN ('failed', 'lost', 'stuck', 'deadline');
 
 -- name: tables
--- What pipelines have returned. A table of its own, so that a job without a result costs nothing more.
+-- The results of pipelines. They have a table of their own, so that a job without a result costs nothing more.
 CREATE TABLE dl_results (
   job_id uuid PRIMARY KEY,                           -- no foreign key: dl_jobs_gone does what it would
   claim int NOT NULL,                                -- dl_jobs.claims of the run: that of a dead run never shows
@@ -248,7 +248,7 @@ CREATE TABLE dl_workers (
 CREATE VIEW dl_served AS
 SELECT unnest(coalesce(queues, ARRAY[queue])) AS queue, worker, state, seen_at, host_memory_mb FROM dl_workers;
 
--- What the pipelines of the workers say of their tasks; for producers, who have no pipelines.
+-- The declarations of tasks in the workers' pipelines; for producers, which have no pipelines.
 CREATE TABLE dl_tasks (
   task text PRIMARY KEY,
   max_attempts int,                                  -- of a job whose producer names none; null: 5
@@ -266,7 +266,7 @@ CREATE TABLE dl_tasks (
                  octet_length(limits[5]), octet_length(limits[6]), octet_length(limits[7]), octet_length(limits[8])) <= 400))
 ) WITH (fillfactor = 50);
 
--- What each limit of the whole fleet allows. A name that is not here has no bound.
+-- The bounds of each limit of the whole fleet. A name that is not here has no bound.
 CREATE TABLE dl_limits (
   name text PRIMARY KEY,
   most int,                                          -- jobs that may run at once; null: any number
@@ -279,7 +279,7 @@ CREATE TABLE dl_limits (
                                   AND (most IS NOT NULL OR per_minute IS NOT NULL))
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 
--- What runs have used, by dl_roll: 95 of 100 of the latest 200 have used no more.
+-- The use of runs, by dl_roll: 95 of 100 of the latest 200 have used no more.
 CREATE TABLE dl_needs (
   task text PRIMARY KEY,
   memory_mb real NOT NULL,
@@ -305,7 +305,7 @@ CREATE TABLE dl_predictions (
   job_id uuid PRIMARY KEY,                           -- no foreign key: the reaper forgets jobs that are gone
   queue text NOT NULL,
   made_at timestamptz NOT NULL DEFAULT now(),        -- the first prediction of the job, compared with its end
-  ends_at timestamptz,                               -- null: nothing was known of it
+  ends_at timestamptz,                               -- null: its end was not known
   earliest timestamptz,
   latest timestamptz,
   plain_sec float8,                                  -- until then, before the correction; null: the job ran already
@@ -433,7 +433,7 @@ CREATE TABLE dl_rolled (last_event bigint NOT NULL);
 INSERT INTO dl_rolled SELECT coalesce(max(event_id), 0) FROM dl_job_events;
 ALTER TABLE dl_rolled REPLICA IDENTITY FULL;
 
--- What the runs of each task used, by dl_roll: the pages of tasks and queues. Percentiles are read from the histograms,
+-- The time and the memory of each task's runs, by dl_roll: the pages of tasks and queues. Percentiles are read from the histograms,
 -- see queue/reports/histogram.py.
 CREATE TABLE dl_spans (
   task text NOT NULL,
@@ -473,7 +473,7 @@ CREATE TABLE dl_lengths (
     AND dead BETWEEN 0 AND 1e15 AND lag_sec BETWEEN 0 AND 1e9 AND keys BETWEEN 0 AND 1e15)
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 
--- What people have written about an error group.
+-- The notes of people about an error group.
 CREATE TABLE dl_error_notes (
   task text NOT NULL,
   error_group text NOT NULL,
@@ -483,7 +483,7 @@ CREATE TABLE dl_error_notes (
   PRIMARY KEY (task, error_group)
 );
 
--- What runs write. The reaper makes a partition for each day, dl_job_logs_20261124 and so on, and drops the old ones
+-- The output of runs. The reaper makes a partition for each day, dl_job_logs_20261124 and so on, and drops the old ones
 -- (dl_log_days); the default one takes what has no day of its own, so that no insert fails.
 CREATE TABLE dl_job_logs (
   job_id uuid NOT NULL,

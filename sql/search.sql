@@ -16,7 +16,7 @@ AND (%(like_id)s::text[] IS NULL
              THEN lower(E'\x01' || (j).job_id || E'\n' || {safe} COLLATE "C") LIKE ANY (%(like_id)s::text[]) ELSE false END);
 
 -- name: texts
--- In the place of {texts}: what words are parts of.
+-- In the place of {texts}: the texts of which words are parts.
 concat_ws(E'\n', (j).task, (j).queue, (j).lock_key);
 
 -- name: safe

@@ -199,12 +199,12 @@ SELECT w.worker, w.farm, w.host, w.pid, w.queue, coalesce(w.queues, ARRAY[w.queu
  ORDER BY w.host, w.queue, w.worker;
 
 -- name: used
--- What the run of a job uses now; no row: nobody has shown it lately. Served by the primary key of dl_workers.
+-- The present use of a job's run; there is no row where no worker has shown it lately. Served by the primary key of dl_workers.
 SELECT memory_bytes, cpu_percent, seen_at, CASE state WHEN 'stuck' THEN reported_at END AS stuck_since FROM dl_workers
  WHERE worker = %(worker)s AND job_id = %(job_id)s AND seen_at > now() - interval '30 s';
 
 -- name: tasks
--- What pipelines say of their tasks and what runs have used; the pipeline's word counts first. `replaces`: the task has
+-- The needs of tasks, declared by pipelines and learned from runs; a declaration counts first. `replaces`: the task has
 -- changed the process of more than one in ten of its runs among the newest 10,000 journal rows.
 WITH ends AS MATERIALIZED (
   SELECT job_id, CASE jsonb_typeof(payload -> 'changed') WHEN 'array' THEN payload -> 'changed' END AS changed
@@ -361,7 +361,7 @@ SELECT saved_at, octet_length(checkpoint::text) AS bytes FROM dl_checkpoints
  WHERE job_id = %(job_id)s AND checkpoint IS NOT NULL;
 
 -- name: result
--- What the pipeline of a job has returned: nothing before the job has succeeded, and nothing of a run that has not ended it.
+-- The result of a job: there is none before the job has succeeded, and none of a run that has not ended it.
 SELECT j.job_id, j.status, r.result, CASE WHEN r.result IS NOT NULL THEN j.args END AS args
   FROM dl_jobs j LEFT JOIN dl_results r ON r.job_id = j.job_id AND r.claim = j.claims AND j.status = 'succeeded'
  WHERE j.job_id = %(job_id)s;

@@ -1,4 +1,4 @@
--- Who ran what when, and what has happened lately; called by dataloader/queue/reports/timeline.py.
+-- The runs of a period by worker, and the latest events; called by dataloader/queue/reports/timeline.py.
 
 -- name: newest
 -- In the place of {newest}: the `read` latest rows of the journal. Another service may have numbered some beyond the sequence.
@@ -9,7 +9,7 @@ event_id > (SELECT least(max(event_id), dl_journal_end()) FROM dl_job_events) - 
 kind IN ('requeue', 'cancel_requested', 'canceled')
 
 -- name: clock
--- What was asked for, and the latest row that is not read, which is null where the whole journal is shorter.
+-- The rows asked for, and the latest row that is not read, which is null where the whole journal is shorter.
 SELECT now() AS now, now() - make_interval(hours => %(hours)s) AS asked,
        (SELECT ts FROM dl_job_events WHERE NOT {newest} ORDER BY event_id DESC LIMIT 1) AS oldest;
 
@@ -23,7 +23,7 @@ SELECT e.job_id, e.queue, e.ts, e.kind, CASE e.kind WHEN 'requeue' THEN dl_step_
   LEFT JOIN dl_jobs j USING (job_id) ORDER BY e.event_id DESC;
 
 -- name: running
--- What runs now, with its last begin. Served by ix_dl_jobs_running.
+-- The running jobs, each with its last begin. Served by ix_dl_jobs_running.
 SELECT j.job_id, j.queue, j.task, j.claimed_by AS worker, coalesce(p.ts, j.started_at, now()) AS ts
   FROM dl_jobs j
   LEFT JOIN LATERAL (SELECT ts FROM dl_job_events e WHERE e.job_id = j.job_id AND e.kind = 'picked'
@@ -43,7 +43,7 @@ SELECT ts AS at FROM dl_job_events WHERE {newest} AND {of_steps}
  ORDER BY event_id DESC OFFSET %(looked)s - 1 LIMIT 1;
 
 -- name: steps
--- What operators have done to jobs, and what was recovered, among the `looked` latest rows of these kinds. Their payloads
+-- The actions of operators on jobs, and the recoveries, among the `looked` latest rows of these kinds. Their payloads
 -- may hold long errors, so they are read once: the step is computed behind OFFSET 0.
 SELECT e.event_id, e.job_id, e.queue, e.ts AS at, e.step, e.payload ->> 'by' AS by, j.task,
        left(coalesce(e.payload ->> 'error', e.payload ->> 'reason'), 200) AS words
@@ -55,7 +55,7 @@ SELECT e.event_id, e.job_id, e.queue, e.ts AS at, e.step, e.payload ->> 'by' AS 
  ORDER BY e.event_id DESC LIMIT %(most)s;
 
 -- name: states
--- What the tables of settings and farms say of their latest changes; each has few rows.
+-- The latest changes by the tables of settings and farms; each table has few rows.
 SELECT * FROM (
   SELECT paused_at AS at, 'paused' AS step, paused_by AS by, queue, NULL AS name, NULL AS words, NULL::bigint AS count
     FROM dl_queues WHERE paused_at IS NOT NULL

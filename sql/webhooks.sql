@@ -74,7 +74,7 @@ SELECT event_id, kind, n.ts, job_id, n.queue, coalesce(task, '') AS task,
 UPDATE dl_alerted SET last_event = %(last_event)s;
 
 -- name: queues
--- What the conditions are decided by: the reaper's counts and the pauses. A lag that was counted too long ago is null.
+-- The facts that decide the conditions: the reaper's counts and the pauses. A lag that was counted too long ago is null.
 SELECT queue, CASE WHEN counted_at IS NULL OR counted_at > now() - interval '10 min' THEN coalesce(lag_sec, 0) END AS lag_sec,
        paused_at, paused_by
   FROM dl_lengths FULL JOIN dl_queues USING (queue)

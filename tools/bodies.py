@@ -1,4 +1,4 @@
-"""What faulty bodies at the limit of size cost an API and its other clients: `python -m tools.bodies`.
+"""The cost of faulty bodies at the limit of size for an API and its other clients: `python -m tools.bodies`.
 
 The program starts a PostgreSQL of its own and an API of two processes. Four clients at once send a body of a million
 unknown keys, then a batch with many links between its jobs, three times each, while another client asks for a job's

@@ -1,4 +1,4 @@
-"""What mkdocs needs of us: GitHub's anchors, and links out of docs/, which a site does not have, to the repository.
+"""The hooks for mkdocs: GitHub's anchors, and links out of docs/, which a site does not have, to the repository.
 
 The pages stay as a git host shows them. A link to a file beside docs/, as deploy/nginx.conf, leads to `repo_url`
 of mkdocs.yml; without one it is shown as text.

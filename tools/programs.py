@@ -48,7 +48,7 @@ class NotReady(Exception):
 class Program:
     """A `dataloader` command with default settings, except for the given ones; stopped at the end of the block.
 
-    The block begins once `is_ready` is true. None of this process's settings reach the program.
+    The block begins once `is_ready` is true. This process's settings do not reach the program.
     """
 
     def __init__(self, command: str, folder: Path, is_ready: Callable[[], bool], settings: Mapping[str, str]) -> None:

@@ -103,7 +103,7 @@ class Scenario:
         self.wait("SELECT status::text = %s AND attempt > 0 FROM dl_jobs WHERE job_id = %s", status, self.jobs[name])
 
     def past(self) -> None:
-        """Whatever needs workers, one job after the other."""
+        """The steps that need workers, one job after the other."""
         self.ran(
             "done",
             "succeeded",
@@ -124,7 +124,7 @@ class Scenario:
         self.wait("SELECT last_event = (SELECT max(event_id) FROM dl_job_events) FROM dl_rolled")
 
     def present(self) -> None:
-        """Whatever needs no worker."""
+        """The steps that need no worker."""
         self.trigger("canceled", available_at="2035-01-01T00:00:00Z")
         self.call("POST", f"/api/v1/jobs/{self.jobs['canceled']}/cancel")
         self.trigger("ready", queue="etl.idle", partition_key="2026-03-05")

@@ -36,7 +36,7 @@ and what would be right. `dataloader check` shows the settings in effect, withou
 Made from `dataloader/config.py` by `python tools/settings_doc.py`.
 """
 ENV_HEAD = """\
-# Copy to .env, remove the # before what you set. What is shown is the default; docs/settings.md says more.
+# Copy to .env, remove the # before the settings you change. The values are the defaults; docs/settings.md says more.
 # Made from dataloader/config.py by `python tools/settings_doc.py`.
 """
 
@@ -93,7 +93,7 @@ def _default(schema: dict[str, Any]) -> str:
 
 
 def _type(schema: dict[str, Any]) -> str:
-    """What a person writes: the kind of value, with its bounds."""
+    """The kind of value that a person writes, with its bounds."""
     schema = next((part for part in schema.get("anyOf", []) if part["type"] != "null"), schema)
     if schema["type"] in ("integer", "number"):
         return ("integer" if schema["type"] == "integer" else "number") + _bounds(schema)

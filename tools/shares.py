@@ -1,4 +1,4 @@
-"""What one tenant's mass costs the others: `python -m tools.shares [schedules children limits polls]`.
+"""The cost of one tenant's mass for the others: `python -m tools.shares [schedules children limits polls]`.
 
 The program starts a PostgreSQL of its own and a farm of real processes. It measures three things that others wait for,
 alone and under each load: the recovery of an expired lease, the start of a job in another queue, and the answer about

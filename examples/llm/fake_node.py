@@ -197,7 +197,7 @@ def _handler(node: FakeNode) -> type[BaseHTTPRequestHandler]:
 
 
 def _about(node: FakeNode) -> dict[str, Any]:
-    """What the node says about itself, by path."""
+    """The node's answers about itself, by path."""
     said: dict[str, Any] = {"/status": node.status} if node.status is not None else {}
     if node.protocol == "ollama":
         said["/api/tags"] = {"models": [{"name": model, "model": model, "size": 1} for model in node.models]}

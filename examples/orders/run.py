@@ -50,7 +50,7 @@ WAYS = (
 
 
 class Result(NamedTuple):
-    """What a way has cost, and what it has left."""
+    """The cost of a way, and the rows that it has left."""
 
     title: str
     calls: int

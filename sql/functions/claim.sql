@@ -234,7 +234,7 @@ BEGIN
       is_careful := true;
       IF taken.rows = 0 THEN
         EXIT WHEN (p_priority, p_from) = (0, '-infinity');
-        p_priority := 0;  -- once more from the head: what was locked there may be free
+        p_priority := 0;  -- once more from the head: rows that were locked there may be free
         p_from := '-infinity';
         skipped := 0;
         skipped_keys := '{}';

@@ -74,7 +74,7 @@ BEGIN
         LEFT JOIN {schema}.dl_tasks USING (task) ORDER BY nth);
   END IF;
   IF array_remove(p_idempotency_key, NULL) = '{}' THEN
-    -- Nothing can be in the way, and an insert that need not look is cheaper by a tenth.
+    -- No other row can be in the way, and an insert that need not look is cheaper by a tenth.
     {many_jobs};
     INSERT INTO {schema}.dl_job_events (job_id, queue, kind, payload)
     SELECT n.job_id, queue, 'queued',

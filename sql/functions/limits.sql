@@ -2,7 +2,7 @@
 --
 -- A claim asks once for each limit (dl_ask_limits) and decides alone, under the limit's advisory lock; the count of running
 -- rows comes behind the lock with a fresh snapshot. A row whose lease is over counts until it is recovered; rows of one key
--- and claim are one run. A row without room is parked, with its limit in blocked_on. Whatever may make room calls dl_let_in;
+-- and claim are one run. A row without room is parked, with its limit in blocked_on. Each function that may make room calls dl_let_in;
 -- the reaper does for all limits.
 
 -- These limits now; a name without a bound has nulls, and room for 100.

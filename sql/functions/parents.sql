@@ -1,7 +1,7 @@
 -- queued with blocked_on 'parent': jobs that wait for other jobs, their parents.
 --
 -- dl_waiting counts the parents that have not let a job go; its available_at is the year 9999, so that no service starts it.
--- Whoever ends a parent calls dl_resolve in the same transaction. A parent that succeeded lets its children go; else
+-- Each function that ends a parent calls dl_resolve in the same transaction. A parent that succeeded lets its children go; else
 -- on_failure decides: cancel (with its own children), hold (wait on until it has succeeded), run (go).
 
 -- The time of a job that waits for its parents: after all times that a producer may give.

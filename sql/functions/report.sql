@@ -44,7 +44,7 @@ CREATE OR REPLACE FUNCTION dl_figure(p_told jsonb) RETURNS real LANGUAGE sql IMM
   SELECT CASE WHEN jsonb_typeof(p_told) = 'number' THEN greatest(0, least(p_told::numeric, 1000000000))::real END
 $$;
 
--- What counts of a task's learned need, MB or processors; null: nothing. Every process has up to 100 MB and one thread.
+-- The part of a task's learned need that counts, in MB or processors; null where none does. Every process has up to 100 MB and one thread.
 CREATE OR REPLACE FUNCTION dl_counted(p_memory_mb real, p_cpus real) RETURNS real LANGUAGE sql IMMUTABLE AS $$
   SELECT CASE WHEN p_memory_mb >= 128 THEN p_memory_mb WHEN p_cpus >= 1.5 THEN p_cpus END
 $$;

@@ -212,7 +212,7 @@ BEGIN
 END
 $$;
 
--- Deleted jobs: what belongs to them goes, as by a foreign key but cheaper, and the next rows of their keys become ready;
+-- Deleted jobs: their rows in other tables go, as by a foreign key but cheaper, and the next rows of their keys become ready;
 -- the ledger keeps how they ended. By EXECUTE, for a session would keep the plan of the first number of rows. With the
 -- owner's rights.
 CREATE OR REPLACE FUNCTION dl_jobs_gone() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER

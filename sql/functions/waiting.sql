@@ -1,4 +1,4 @@
--- ready <-> blocked_on: what makes a queued row wait, and ready again. Words and spellings: claim.sql. In an ordered queue a
+-- ready <-> blocked_on: the reasons for which a queued row waits, and its way back to ready. Words and spellings: claim.sql. In an ordered queue a
 -- row is also parked ('key') behind one before it that waits or is dead. The row of a key that was put off waits for 'time'.
 
 -- Park the ready rows of busy keys among the queue's first p_rows, and p_holders of an ordered queue; returns their number.

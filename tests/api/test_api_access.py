@@ -1,4 +1,4 @@
-"""Who may do what: tokens with scopes, the cookie of the dashboard, and what is left to those without a token."""
+"""Access: tokens with scopes, the cookie of the dashboard, and the few pages that need no token."""
 
 import json
 import re
@@ -94,7 +94,7 @@ def test_every_address_opens_to_its_scopes_and_to_nothing_else(guarded: Flask) -
 
 
 def _opens_to(client: FlaskClient, method: str, address: str, wanted: frozenset[str]) -> None:
-    """Whoever is let in gets something else than 401 and 403; a sign-in without a token is none."""
+    """A request that is let in gets another status than 401 and 403; a sign-in without a token is none."""
     given = {}
     for name, headers in {"nobody": {}, **{name: bearer(name) for name in SCOPES}}.items():
         with client.open(address, method=method, headers=headers) as answer:

@@ -1,4 +1,4 @@
-"""What the API writes about requests: two audit lines and a metric line each, and answers without secrets."""
+"""The API's lines about requests: two audit lines and a metric line each, and answers without secrets."""
 
 import json
 import logging
@@ -116,7 +116,7 @@ def test_gunicorns_own_lines_are_json(dsn: str, tmp_path: Path) -> None:
 
 
 def test_a_page_left_open_does_not_fill_the_logs(dsn: str, lines: Lines) -> None:
-    """What it asks for again is no line while nothing is new; what it is given is one, and so is a button."""
+    """A repeated question writes no line while there is no news; an answer with news writes one, as a button does."""
     htmx = HTMX
     with running(dsn) as app:
         client = app.test_client()

@@ -61,7 +61,7 @@ CALLS: list[dict[str, Any]] = [
 
 
 def away(client: FlaskClient, refused: Refused, call: dict[str, Any] = CALLS[0]) -> None:
-    """What needs the database says in time that it is away; the rest does not care."""
+    """A request that needs the database is told in time that it is away; the others are answered."""
     with within(3):
         answer = client.open(**call)
     refused(answer, 503, "unavailable")

@@ -1,4 +1,4 @@
-"""What surrounds the jobs: headers, request ids, the probes, start-up, U+0000 in addresses, and faults of our own."""
+"""The API around the jobs: headers, request ids, the probes, start-up, U+0000 in addresses, and its own faults."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""What operators do over HTTP: to one job, to many, to queues; what forbids it; who did it."""
+"""Actions of operators over HTTP on one job, many jobs and queues: their refusals, and the names in the journal."""
 
 import re
 from html import unescape

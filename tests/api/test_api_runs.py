@@ -1,4 +1,4 @@
-"""What runs took, over HTTP: tasks with any name, ranges; the pages of tasks, of the timeline, of what happened."""
+"""The cost of runs, over HTTP: tasks with any name, ranges; the pages of tasks, of the timeline, of events."""
 
 from urllib.parse import quote
 from uuid import UUID

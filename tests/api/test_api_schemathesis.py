@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Do not use the `random` module:hypothesis.errors.HypothesisDeprecationWarning"),
 ]
 
-# What the document says in words: an instant from 2000 to ten years from now.
+# The document gives this bound in words: an instant from 2000 to ten years from now.
 first, last = datetime.fromisoformat("2000-01-01"), datetime.fromisoformat("2030-01-01")
 instants = st.datetimes(first, last, timezones=st.just(UTC)).map(datetime.isoformat)
 schemathesis.openapi.format("date-time", instants)
@@ -67,7 +67,7 @@ QUICK = settings(max_examples=8, derandomize=True)
 
 @schemathesis.hook
 def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwargs: dict[str, Any]) -> None:
-    """Make valid what JSON Schema takes for that: for it 7.0 is 7, and no two fields have to agree. Nobody waits."""
+    """Correct what is valid for JSON Schema alone: 7.0 for 7, and fields that do not agree. No request waits."""
     is_valid = bool(case.meta and case.meta.generation.mode.is_positive)
     if is_valid and case.query and "wait" in case.query:
         case.query["wait"] = "0"
@@ -110,7 +110,7 @@ def test_an_operation_is_as_documented_at_length(case: schemathesis.Case, app: F
 def chained(app: Flask, dsn: str, **given: Any) -> None:
     class Chains(schema.as_state_machine()):  # type: ignore[misc]
         def setup(self) -> None:
-            """Nothing is there: what a chain finds must not depend on the chains before."""
+            """Begin with empty tables: a chain's answers must not depend on the chains before."""
             conn.execute("DELETE FROM dl_jobs; DELETE FROM dl_queues")
 
         def get_call_kwargs(self, case: schemathesis.Case) -> dict[str, Any]:

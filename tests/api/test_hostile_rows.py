@@ -53,7 +53,7 @@ def rule_addresses(app: Flask) -> list[str]:
 
 
 def duties(conn: db.Connection) -> Iterator[tuple[str, Callable[[], object]]]:
-    """What a round of the reaper does."""
+    """Do a round of the reaper."""
 
     def all_of(step: Callable[[], Any]) -> Callable[[], object]:
         return lambda: sum(1 for _ in iter(step, None))

@@ -31,7 +31,7 @@ from dataloader.queue.plans import backfills
 OPS = ops.load()
 DEAD, QUEUED = (UUID(f"01890a5d-ac96-774b-bcce-b3020000000{n}") for n in (1, 2))
 DAYS = {"since": "2019-01-01", "until": "2019-01-05", "step": "day"}
-# What the parts of paths are called in the tests' farm, and the parameters of each operation that needs some.
+# The values of the parts of paths in the tests' farm, and the parameters of each operation that needs some.
 NAMED = {"job_id": DEAD, "queue": "orders", "task": "load", "limit": "source:oracle", "name": "nightly",
          "backfill": "rates", "webhook": "ops", "verb": "requeue"}  # fmt: skip
 GIVEN: dict[str, dict[str, Any]] = {

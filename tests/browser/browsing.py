@@ -15,15 +15,15 @@ MOST_MS = PATIENCE * 1_000  # until a test gives up waiting
 expect.set_options(timeout=MOST_MS)
 # The two elements that ask for something by themselves: the part that is refreshed, and the search box of the jobs.
 ASKING = "#main > #live, #main > form.filters > .search > #search[hx-get='/search/suggestions']"
-# What none of our pages has outside its header; a text that became markup would be one of these.
+# Elements that no page has outside its header; a text that became markup would be one of these.
 FOREIGN = f"""main img, main svg:not(.chart), main script, script:not([src]), iframe, object, embed, base, hx-partial,
     style, [onerror], [onload], [onclick], a[href^='javascript:' i], main [hx-get]:not({ASKING}), form[action*=':']"""
-# What the browser itself writes of an answer that is an error; a test that asks for one expects it.
+# The browser itself writes this of an answer that is an error; a test that asks for one expects it.
 _STATUS = re.compile(r"Failed to load resource: .* status of (\d+)")
 
 
 def is_inert(page: Page, address: str) -> bool:
-    """Nothing of the page was made from a text, and it is still the page."""
+    """No part of the page was made from a text, and it is still the page."""
     return page.locator(FOREIGN).count() == 0 and page.url.startswith(address + "/")
 
 
@@ -75,7 +75,7 @@ class Visitor:
             question.get_by_role("button", name=label, exact=True).click()
 
     def grave_faults(self, only: str = "") -> list[str]:
-        """What axe-core finds serious or critical on the page as it is, by one of its rules or all of them."""
+        """The serious and critical faults that axe-core finds on the page, by one of its rules or by all."""
         if not self.page.evaluate("'axe' in window"):
             self.page.evaluate(AXE)
         how = {"resultTypes": ["violations"]} | ({"runOnly": [only]} if only else {})

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-# What they share with the tests of the API and of the SQL.
+# The modules that they share with the tests of the API and of the SQL.
 sys.path += [str(Path(__file__).parent.parent / name) for name in ("api", "sql")]
 
 # The fast tests do without Playwright: CI installs it.

@@ -54,7 +54,7 @@ class Scene:
         self.conn.execute("UPDATE dl_jobs SET status = %s, finished_at = now() WHERE job_id = %s", (status, job_id))
 
     def show_workers(self) -> None:
-        """What a keeper would show: the worker that runs, and one that waits."""
+        """Write the rows of a keeper: the worker that runs, and one that waits."""
         names = [worker.name for worker in self.workers] + ["host-2:9:boot"]
         shown = [
             {

@@ -135,7 +135,7 @@ def test_a_queue_does_what_its_buttons_say(visitor: Visitor, scene: Scene) -> No
     assert statuses() == [("queued", 1)]
 
 
-# Whatever changes something; a reader may copy a text and look for jobs.
+# All controls that change a row; a reader may copy a text and look for jobs.
 CHANGING = "#live button:not([data-copies]), main [hx-post], main form:not([method=get i]), main [type=checkbox]"
 GIVEN = {"reader": ["read"], "boss": ["read", "operate"]}
 

@@ -37,7 +37,7 @@ PATIENCE = 600.0  # seconds for one run; a test that hangs is ended much earlier
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a mutant: the test that caught it, None for uncaught, or words of what else went wrong."""
+    """The result of a mutant: the test that caught it, None for uncaught, or the words of another fault."""
 
     mutant: Mutant
     caught_by: str | None
@@ -130,7 +130,7 @@ def _run_here(mutant: Mutant, folder: Path, tests: Sequence[str]) -> NoReturn:
 
 
 def copy_checkout(copy: Path) -> None:
-    """What the tests of the SQL need. The SQL lies inside the package, as it does where that is installed."""
+    """A copy of all files that the tests of the SQL need. The SQL lies in the package, as in an installed one."""
     ignore = shutil.ignore_patterns("data", "mutation")
     places = {"dataloader": "dataloader", "sql": "dataloader/sql", "tests": "tests", "docs": "docs"}
     for folder, where in places.items():

@@ -85,7 +85,7 @@ def silence_is_safe(points_of_silence: Callable[[float], None]) -> None:
 
 @pytest.fixture
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the test registers is gone behind it."""
+    """Forget the pipelines that the test registers."""
     monkeypatch.setattr(registry, "_registry", dict(registry._registry))
 
 

@@ -1,4 +1,4 @@
-"""What tests of several pipelines share: the data that they load, and how they look at an end and what is left."""
+"""Shared by tests of several pipelines: the data that they load, and looks at a job's end and at the rows left."""
 
 import threading
 from collections.abc import Callable, Generator

@@ -69,7 +69,7 @@ def started(job: Load, spark: FakeSpark, **how: Any) -> Callable[[], Result]:
     return partial(ending.result, PATIENCE)
 
 
-# What is allowed
+# Allowed engines
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_the_secrets_of_clusters_are_masked_wherever_they_occur(allow: Allow) ->
     assert log.masked("password-of-rest password of-page token-of-spark spark:8080") == "*** *** *** spark:8080"
 
 
-# What a run decides
+# Decisions of a run
 
 
 def test_an_order_is_named_after_its_claim_and_kept_until_its_end_is_told() -> None:

@@ -121,7 +121,7 @@ def test_files_of_google_are_fetched(fetch: Fetch, monkeypatch: pytest.MonkeyPat
 
 
 class Blobs(Handler):
-    """What pyarrow asks an endpoint of Azure's blobs for: a list by prefix, a blob's properties, its bytes."""
+    """The requests of pyarrow to an endpoint of Azure's blobs: a list by prefix, a blob's properties, its bytes."""
 
     protocol_version = "HTTP/1.1"
     blobs: ClassVar = {f"lake/{name}": content for name, content in FILES.items()}

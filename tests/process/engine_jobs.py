@@ -1,4 +1,4 @@
-"""What runs on clusters: functions for Dask, commands of Ray (`python -m engine_jobs`). Each notes its starts."""
+"""The work of clusters: functions for Dask, commands of Ray (`python -m engine_jobs`). Each notes its starts."""
 
 import json
 import os

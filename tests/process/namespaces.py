@@ -24,7 +24,7 @@ def space(name: str) -> str:
 
 @contextmanager
 def inside(name: str) -> Iterator[None]:
-    """What this thread starts in the block is in the network of this name (setns(2), as `ip netns exec` does)."""
+    """Start this thread's processes in the network of this name (setns(2), as `ip netns exec` does)."""
     with Path("/proc/thread-self/ns/net").open() as ours, (SPACES / space(name)).open() as theirs:
         enter(theirs.fileno())
         try:

@@ -1,4 +1,4 @@
-"""What pools compute, in a module of its own: a spawned process imports it."""
+"""The function that pools compute, in a module of its own: a spawned process imports it."""
 
 
 def square(number: int) -> int:

@@ -192,7 +192,7 @@ def test_a_farm_beside_other_services(adopted: Farm, seconds: float, bound: floa
 
 
 def judge_times(farm: Farm, others: Others, bound: float) -> None:
-    """Nothing starts early, nor later than `bound` (seconds); the figures are printed."""
+    """No job starts early, nor later than `bound` (seconds); the figures are printed."""
     late, passed = farm.rows(LATE), farm.rows(PASSED, *map(list, zip(*others.batons, strict=True)))
     ours, theirs = farm.rows("SELECT count(*) FILTER (WHERE pid > 0), count(*) FILTER (WHERE pid < 0) FROM runs")[0]
     print(f"{len(others.inserted)} jobs inserted; {ours} runs by ours, {theirs} by others")

@@ -1,4 +1,4 @@
-"""What people ask of a farm by the command line, for real: over HTTP and on the database, which say the same."""
+"""The command line on a real farm: over HTTP and on the database, with the same answers."""
 
 import json
 import os

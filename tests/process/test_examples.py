@@ -35,7 +35,7 @@ def test_the_table_of_llm_is_the_readmes_and_a_cancellation_ends_the_run(own_db:
 
 
 def test_an_ordered_queue_leaves_no_order_stale_and_a_merged_one_calls_less_often(own_db: str, tmp_path: Path) -> None:
-    """What the plain queues leave depends on chance: only what is promised is judged."""
+    """The rows that the plain queues leave depend on chance: only the promises are judged."""
     printed = output("orders", own_db, tmp_path, "--orders=8", "--versions=6", "--wave=24", "--workers=3")
     found = [(title, int(calls), int(stale)) for title, calls, stale, _ in LINE.findall(printed)]
     assert [title for title, _, _ in found] == [

@@ -77,7 +77,7 @@ class Producer(threading.Thread):
 
     @contextmanager
     def _connected(self) -> Iterator[Callable[[str], UUID]]:
-        """What adds a job by a session that takes silence for a loss."""
+        """A function that adds a job by a session that takes silence for a loss."""
         with db.connect(self._dsn, name="producer", schema="public", connect_timeout=2, answer_within=5) as conn:
 
             def add(job: str) -> UUID:
@@ -307,7 +307,7 @@ def has_the_jobs(standby: Database, farm: Farm) -> None:
 
 @contextmanager
 def falling_behind(primary: Database) -> Iterator[None]:
-    """Nothing is sent to the standby any more, until the primary is killed."""
+    """The standby gets no more data, until the primary is killed."""
     (sender,) = primary.processes("walsender")
     sender.suspend()
     yield

@@ -176,7 +176,7 @@ PAYLOADS = 4_000  # 30 MB: more than any socket takes while nobody reads
 
 
 def test_d3_a_flood_of_notifications_stops_no_session(farm: Farm) -> None:
-    """Whoever listens reads, also while it runs a job: a session that does not would keep the server's queue full."""
+    """A session that listens also reads while it runs a job: otherwise it would keep the server's queue full."""
     farm.ready(workers=2)
     long = farm.enqueue("recorded", args={"sec": 5})
     farm.begun(long)

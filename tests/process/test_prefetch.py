@@ -101,7 +101,7 @@ def test_i8_a_drain_hands_back_what_was_not_begun(farm: Farm) -> None:
 
 
 def test_i1_a_job_whose_lease_ran_out_behind_a_c_call_is_not_begun(farm: Farm) -> None:
-    """Nobody could hand it back: the call holds the GIL, the keeper is stopped. The reaper does, and it runs once."""
+    """Its farm cannot hand it back: the call holds the GIL, the keeper is stopped. The reaper does; it runs once."""
     program = ready(farm)
     farm.start("reaper")
     (keeper,) = program.children("dataloader: keeper")

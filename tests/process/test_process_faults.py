@@ -163,7 +163,7 @@ UNSHARE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 
 def why_no_pid_namespace() -> str | None:
-    """What keeps us from being process 1 here; None when nothing does."""
+    """The reason why the tests cannot be process 1 here; None when they can."""
     if not (shutil.which("unshare") and shutil.which("nsenter")):
         return "pid namespaces need unshare and nsenter (util-linux)"
     tried = subprocess.run([*UNSHARE, "true"], check=False, capture_output=True, text=True)

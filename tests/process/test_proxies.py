@@ -16,7 +16,7 @@ from farming import Farm, answers, call, free_port, status, until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 NGINX, CADDY = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin"), shutil.which("caddy")
-# What an installation of nginx has around a site; its files are in the test's folder.
+# The settings of an installation of nginx around a site; its files are in the test's folder.
 AROUND = """\
 daemon off; pid {folder}/nginx.pid; error_log {folder}/error.log;
 events {{}}

@@ -190,7 +190,7 @@ def test_orders_in_a_start_neither_end_nor_stop_the_farm(farm: Farm, tmp_path: P
 
 
 def shown_refusals(farm: Farm) -> list[str]:
-    """What doctor and the overview say of refused reloads."""
+    """The words of doctor and of the overview about refused reloads."""
     found = alerts.farm_alerts({"queues": []}, stats.workers(farm.conn), None, ())
     return [alert.text for alert in found if "The latest reload of the farm on" in alert.text]
 

@@ -84,7 +84,7 @@ def rest_of(sock: socket.socket) -> bytes:
     return received
 
 
-# What a thread gets, and when ---------------------------------------------------------------------------------
+# The requests that threads get, and when -----------------------------------------------------------------------------
 
 
 def test_a_request_may_come_in_pieces_and_several_at_once(port: int, dsn: str) -> None:
@@ -119,7 +119,7 @@ ENDS = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 @pytest.mark.parametrize(
     ("head", "body", "statuses"),
     [
-        # Whoever reads the length in another way than a proxy before us takes a body for a request.
+        # A server that reads the length in another way than the proxy before it takes a body for a request.
         (b"Content-Length: 6\r\nTransfer-Encoding: chunked", b"0\r\n\r\nX" + HIDDEN, [400]),
         (b"Transfer-Encoding: chunked\r\nContent-Length: 6", b"0\r\n\r\nX" + HIDDEN, [400]),
         (b"Transfer-Encoding: xchunked\r\nContent-Length: 1", b"x" + HIDDEN, [501]),
@@ -136,7 +136,7 @@ ENDS = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         (b"X: a\0b\r\nContent-Length: 1", b"x" + HIDDEN, [400]),
         (b"Host: elsewhere\r\nContent-Length: 1", b"x" + HIDDEN, [400]),
         (b"Content-Length: 1000000000000000", b"x" + HIDDEN, [404]),
-        # What a client may not say for its proxy: here /nothing is what is asked for.
+        # A client may not speak for its proxy: here it asks for /nothing.
         (b"SCRIPT_NAME: /nothing\r\nContent-Length: 1", b"x", [404, 200]),
         (b"PATH_INFO: /info\r\nContent-Length: 1", b"x", [404, 200]),
         (b"SCRIPT_NAME: /else\r\nContent-Length: 1", b"x", [404, 200]),

@@ -1,4 +1,4 @@
-"""What a claim prefers: jobs whose resources are warm in its worker, within bounds; and what it passes over."""
+"""Preferences of a claim: jobs whose resources are warm in its worker, within bounds; and the jobs it passes over."""
 
 from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta

@@ -1,4 +1,4 @@
-"""What canceled jobs leave behind: the reaper adds a job that cleans up, once, and with what the checkpoint says."""
+"""The rest that canceled jobs leave behind: the reaper adds one job that cleans up, with the checkpoint's words."""
 
 import json
 from typing import Any
@@ -29,7 +29,7 @@ def left(conn: Conn, worker: Worker) -> UUID:
 
 
 def cleaned(conn: Conn) -> list[UUID]:
-    """What a reaper does in a round; the canceled jobs that have got a cleanup."""
+    """Do a round of the reaper; the canceled jobs that have got a cleanup."""
     found = [job_id for job_id in cleanups.due(conn) if cleanups.add(conn, job_id)]
     cleanups.forget(conn)
     return found

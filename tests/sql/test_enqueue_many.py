@@ -31,7 +31,7 @@ def keyed(*keys: str | None) -> list[NewJob]:
 
 
 def order(conn: Conn) -> list[Any]:
-    """What the jobs' args say, in the order in which claims take them."""
+    """The jobs' args, in the order in which claims take them."""
     rows = conn.execute("SELECT args -> 'n' FROM dl_jobs ORDER BY priority, created_at").fetchall()
     assert value(conn, "SELECT count(*) = count(DISTINCT created_at) FROM dl_jobs")
     return [found for (found,) in rows]

@@ -50,7 +50,7 @@ def share_out(conn: Conn, by: str | None = "partition_key") -> None:
 
 
 def order(worker: Worker, number: int, column: str = "partition_key") -> list[Any]:
-    """What this column says of the next jobs, claimed one by one, each ended before the next."""
+    """This column of the next jobs, claimed one by one, each ended before the next."""
     found = []
     for _ in range(number):
         job = worker.take()

@@ -16,7 +16,7 @@ TELL = "INSERT INTO dl_job_events (job_id, queue, kind) VALUES (%s, 'q', %s)"
 
 
 def change(conn: psycopg.Connection[Any], job_id: UUID, status: str) -> None:
-    """What a plain UPDATE does."""
+    """Change the row by a plain UPDATE."""
     conn.execute("UPDATE dl_jobs SET status = %s WHERE job_id = %s", (status, job_id))
 
 

@@ -26,7 +26,7 @@ ONE, TWO = "host:1:boot", "host:2:boot"
 MAX_ATTEMPTS = 2
 VERBS = ("succeed", "retry", "fail", "cancel", "hand_back")
 
-# Who changed which row from what to what, in the order of the changes; undone with its transaction.
+# The changes of rows, each with its actor, old and new value, in their order; undone with the transaction.
 HISTORY = """
 CREATE TABLE history (step bigserial, who text, old dl_jobs, new dl_jobs);
 CREATE FUNCTION remember() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
@@ -270,7 +270,7 @@ def explore(stage: Stage, script: str) -> int:
     return len(every)
 
 
-# What each explores, the steps of its actors, and in how many orders these come.
+# The subject of each, the steps of its actors, and the number of orders in which these come.
 EXPLORED = [
     *((f"v2 v3 a worker behind its lease, {verb}", f"claim lose {verb} | claim | age reap", 60) for verb in VERBS),
     ("the keeper renews no lease that is over", "claim keep succeed | claim | age reap", 60),

@@ -71,7 +71,7 @@ def jobs_of(jobs: Rows, ids: list[UUID]) -> Rows:
 
 
 def test_a_job_that_goes_on_has_no_time_of_an_end_and_is_listed_without_a_start(conn: Conn) -> None:
-    """Whatever another service writes: lists would show such a job twice, or not at all."""
+    """Another service cannot write such a time: lists would show its job twice, or not at all."""
     added = plain(conn, finished_at="now")
     job_id, no_start = plain(conn), plain(conn)
     conn.execute(

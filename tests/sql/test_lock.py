@@ -96,7 +96,7 @@ def test_a_finish_that_comes_second_sees_the_parked_rows_and_tells(conn: Conn, o
 
 
 def test_claims_that_cannot_park_beside_an_end_come_back_soon(conn: Conn, workers: Workers) -> None:
-    """Nobody will tell them: the end that is not committed has found no parked row."""
+    """No end will let them in: the one that is not committed has found no parked row."""
     one, late, early = workers(), workers(), workers()
     plain(conn, queue="a", lock_key="k")
     plain(conn, queue="b", lock_key="k"), plain(conn, queue="b", lock_key="k")

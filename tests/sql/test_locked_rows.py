@@ -247,7 +247,7 @@ def test_rows_that_are_locked_at_the_head_hide_nothing_behind_them(
 
 
 def test_beside_locked_rows_alone_a_claim_comes_back_later(conn: Conn, dsn: str, worker: Worker) -> None:
-    """Nobody will tell when they are free; to try them all costs, so the more there are the later."""
+    """No notification comes when they are free; each try costs, so the more there are, the later they are tried."""
     many(conn, 2_500, "locked-%s")
     with locked(dsn, "true"):
         found = step(worker, 20)

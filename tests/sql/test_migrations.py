@@ -520,9 +520,9 @@ def test_the_queue_may_live_in_any_schema(empty_db: str) -> None:
         assert len(migrations.drifted(conn)) == value(conn, "SELECT count(*) FROM pg_trigger WHERE NOT tgisinternal")
 
 
-# What an interrupted CREATE INDEX CONCURRENTLY leaves.
+# An interrupted CREATE INDEX CONCURRENTLY leaves an index of this kind.
 INVALID = "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_dl_jobs_time'::regclass"
-# What somebody may do to the schema, and what is said of it.
+# Changes that a person may make to the schema, and the report on each.
 DRIFTS = {
     "ALTER TABLE dl_jobs DISABLE TRIGGER dl_jobs_notify_ins": "trigger dl_jobs_notify_ins is disabled",
     "ALTER TABLE dl_jobs ENABLE REPLICA TRIGGER dl_jobs_place_ins": "trigger dl_jobs_place_ins is disabled",

@@ -79,7 +79,7 @@ class ModelJob:
         self.story.append("picked")
 
     def lose(self, end: str) -> None:
-        """Whoever ran it is gone."""
+        """Its worker is gone."""
         if end == "drain":
             self.end("queued", self.attempt - 1)
         elif self.attempt < self.max_attempts:
@@ -180,7 +180,7 @@ class Hands:
 
 
 def after_cancel(model: ModelJob, force: bool) -> None:
-    """What a request does to a job."""
+    """The effect of a request on a job."""
     if model.status == "queued":
         model.cancel = True
         model.force = model.force or force

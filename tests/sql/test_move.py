@@ -43,7 +43,7 @@ def move(conn: Conn, source: str = "q", target: str = "to", limit: int = 1_000) 
 
 
 def in_order(worker: Worker, queue: str = "to") -> list[UUID]:
-    """What the queue starts, one by one."""
+    """The jobs that the queue starts, one by one."""
     found = []
     while job := worker.claim(queue).job:
         found.append(job.job_id)

@@ -1,4 +1,4 @@
-"""What runs need of a host: learned from the journal, declared by pipelines, told to people."""
+"""The needs of runs on a host: learned from the journal, declared by pipelines, shown to people."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -21,7 +21,7 @@ def ran(conn: Conn, worker: Worker, task: str, facts: dict[str, Any], sec: float
 
 
 def needs_of(conn: Conn, task: str) -> dict[str, Any]:
-    """What people see of a task, once the journal is summed up."""
+    """The row of a task, once the journal is summed up."""
     while stats.aggregate(conn) > 0:
         pass
     return next(row for row in stats.tasks(conn) if row["task"] == task)

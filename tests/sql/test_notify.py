@@ -1,4 +1,4 @@
-"""Who is told of what: the queues in which something may be claimable, now or when its time comes, and nobody else."""
+"""Notifications: they name the queues in which a job may be claimable, now or when its time comes, and no others."""
 
 import select
 import socket
@@ -114,7 +114,7 @@ def test_due_rows_of_every_queue_wake_and_their_sleepers_are_told_once(conn: Con
 
 
 def test_each_queue_wakes_some_rows_by_their_times_and_those_of_one_time_in_the_order_of_the_claim(conn: Conn) -> None:
-    """Whatever woke first would start first."""
+    """The worker that woke first would start first."""
     with conn.transaction():
         third, second, first = (plain(conn, in_sec=60, priority=n, made_sec=s) for n, s in ((2, 0), (1, 0), (1, -5)))
         last = plain(conn, in_sec=61, priority=0)
@@ -159,6 +159,6 @@ def test_a_notification_in_the_packet_of_an_answer_is_heard(dsn: str) -> None:
 
 
 def peeked(unread: socket.socket) -> bytes:
-    """What has come and was not read yet."""
+    """The notifications that have come and were not read yet."""
     select.select([unread], [], [], PATIENCE)
     return unread.recv(65_536, socket.MSG_PEEK)

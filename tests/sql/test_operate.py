@@ -1,4 +1,4 @@
-"""What people do to jobs and queues: it holds on all hosts at once, is journaled, takes nothing from a running job."""
+"""Actions of people on jobs and queues: they hold on all hosts at once, are journaled, and disturb no running job."""
 
 import json
 from collections.abc import Iterator

@@ -267,7 +267,7 @@ class Farm(RuleBasedStateMachine):
         self.claimed(worker, most, None if self.held[worker.name] else ())
 
     def claimed(self, worker: Worker, most: int, ended: tuple[Ended, ...] | None) -> None:
-        """What the claim starts are whole deliveries of keys that are due, and all of these if it may take so many."""
+        """The claim starts whole deliveries of keys that are due, and all of these if it may take so many."""
         due = self.model.due()
         found = lifecycle.step(worker.session, ["q"], BACKOFF_SEC, most, ended)
         taken = [
@@ -346,7 +346,7 @@ class Farm(RuleBasedStateMachine):
         self.conn.execute(
             "UPDATE dl_jobs SET lease_expires_at = now() - interval '1 day' WHERE job_id = ANY (%s)", (ids,)
         )
-        # Nothing of the key starts until the reaper has seen it.
+        # No job of the key starts until the reaper has seen it.
         self.claimed(next(other for other in self.hands.workers if other is not worker), 3, None)
         while lifecycle.reap(self.conn):
             pass

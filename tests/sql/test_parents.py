@@ -305,7 +305,7 @@ def test_a_job_that_was_queued_again_while_it_waits_is_found_by_the_reaper(conn:
 
 @pytest.mark.long
 def test_a_thousand_children_in_a_chain_and_a_fan_are_canceled(conn: Conn, worker: Worker) -> None:
-    """What one step does not reach the next claims do."""
+    """The next claims reach the children that one step does not reach."""
     new = [NewJob("q", "t", "root")]
     new += [NewJob("q", "t", f"chain {n}", depends_on=[n]) for n in range(60)]
     new += [NewJob("q", "t", f"fan {n}", depends_on=[0]) for n in range(1_000)]

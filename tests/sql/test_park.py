@@ -365,7 +365,7 @@ def test_a_few_locked_rows_are_no_reason_to_pass_over_the_head(conn: Conn, one: 
 
 
 def test_the_order_of_a_key_holds_across_the_bookmark(conn: Conn, one: Worker, two: Worker) -> None:
-    """What is before the bookmark may be free by now, and comes first; if it is not, what is behind waits for it."""
+    """A job before the bookmark may be free by now, and comes first; if it is not, the jobs behind wait for it."""
     before = plain(conn, lock_key="k", priority=1)
     with locked_head(conn, two):
         plain(conn, priority=2)

@@ -1,4 +1,4 @@
-"""What claims and ends cost: the same with a thousand rows as with a million, whatever the statistics say.
+"""The cost of claims and ends: the same with a thousand rows as with a million, with any statistics.
 
 Measured in buffers that a whole call touches, in a worker's session: with the plans that its functions have made there.
 """
@@ -264,13 +264,13 @@ def cost(conn: Conn, call: Call) -> int:
 
 
 def costs(conn: Conn, but: str = "") -> dict[str, int]:
-    """What each call costs, in a worker's session."""
+    """The cost of each call, in a worker's session."""
     conn.execute(lifecycle.PLANS)
     return {name: cost(conn, call) for name, call in CALLS.items() if name != but}
 
 
 def anywhere(conn: Conn) -> dict[str, int]:
-    """What the calls of ANYWHERE cost, in a session of another service."""
+    """The cost of the calls of ANYWHERE, in a session of another service."""
     return {name: cost(conn, CALLS[name]) for name in ANYWHERE}
 
 

@@ -439,7 +439,7 @@ def test_what_was_unknown_is_compared_by_its_first_real_prediction(conn: Conn) -
     ],
 )
 def test_odd_times_and_seconds_spoil_no_prediction(conn: Conn, at: str, plain_sec: float | None) -> None:
-    """Whoever may write the table may write any time into it."""
+    """A role that may write the table may write any time into it."""
     conn.execute(
         "INSERT INTO dl_predictions (job_id, queue, made_at, ends_at, earliest, latest, plain_sec, ended_at)"
         " VALUES (gen_random_uuid(), 'q', %(at)s, %(at)s, now(), now(), %(sec)s, greatest(now(), %(at)s))",

@@ -195,7 +195,7 @@ def test_after_an_outage_a_living_worker_has_time_to_come_back(conn: Conn, worke
 
 @pytest.mark.parametrize("column", ["heartbeat_at", "lease_expires_at", "created_at"])
 def test_a_worker_that_came_back_and_fell_silent_gets_no_more_time(conn: Conn, worker: Worker, column: str) -> None:
-    """What renewed the lease last may have been the keeper; what has begun since was begun by the living."""
+    """The keeper may have renewed the lease last; a living worker has begun the runs since."""
     job_id = worker.start_new(lease_ttl_sec=1).job_id
     for aged in ("heartbeat_at", "lease_expires_at", "created_at"):
         age(conn, job_id, aged, 5 if aged == column else 100)

@@ -1,4 +1,4 @@
-"""What pipelines return: stored by the claim, before the end; shown of a job that has succeeded by that claim alone."""
+"""Results of pipelines: stored by the claim, before the end; shown where this claim alone let the job succeed."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Who may do what: the four roles, the functions, and roles that mean ill (tools/attack.py)."""
+"""The rights of the four roles, by function, and of roles that mean ill (tools/attack.py)."""
 
 import itertools
 import json
@@ -91,7 +91,7 @@ def documented() -> dict[str, dict[str, bool]]:
 
 
 def may_call(conn: psycopg.Connection, call: str) -> bool:
-    """What the server says to the call; what it did is undone."""
+    """The server's answer to the call, whose changes are undone."""
     try:
         with conn.transaction(force_rollback=True):
             conn.execute(call.encode())
@@ -303,7 +303,7 @@ def test_only_the_reaper_adds_jobs_that_send_messages(conn: Conn, cast: Cast, ro
 
 
 def status_of(producer: psycopg.Connection, job_id: UUID) -> tuple[object, ...] | None:
-    """What dl_job_status says to this role."""
+    """The answer of dl_job_status to this role."""
     return producer.execute("SELECT * FROM dl_job_status(%s)", (job_id,)).fetchone()
 
 

@@ -25,7 +25,7 @@ CREATE TRIGGER raises BEFORE UPDATE ON dl_jobs FOR EACH ROW WHEN ({}) EXECUTE FU
 
 
 def aside(worker: Worker) -> Aside | None:
-    """What the worker does with a claim that fails on a row."""
+    """Do as the worker does with a claim that fails on a row."""
     with pytest.raises(psycopg.Error) as failed:
         step(worker, MOST)
     assert is_of_a_row(failed.value)

@@ -117,7 +117,7 @@ def roll(conn: Conn, limit: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_spans_are_what_a_slow_look_at_the_journal_finds(conn: Conn, seed: int) -> None:
-    """Whatever the size of a bunch is, also when the calls between are rolled back, as after a crash."""
+    """With each size of a bunch, also when the calls between are rolled back, as after a crash."""
     journal = Journal(conn, seed)
     for part in range(3):
         for number in range(30):
@@ -165,7 +165,7 @@ def test_rows_of_another_time_are_in_no_span(conn: Conn) -> None:
 
 
 def test_a_name_as_long_as_the_table_allows_stops_no_sums(conn: Conn) -> None:
-    """Whoever may insert a job would else end all statistics."""
+    """A role that may insert jobs could end all statistics otherwise."""
     noise = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=2_400))
     journal = Journal(conn, 1)
     journal.job(timedelta(minutes=20), noise, noise[:512])

@@ -429,7 +429,7 @@ def test_a_locked_list_of_workers_does_not_hold_up_who_shows_them(conn: Conn, ds
 
 
 def test_queues_that_take_too_long_to_count_are_told_as_noted(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the database has to do: the answer comes in time and says from when it is."""
+    """However much the database has to do, the answer comes in time and names its own time."""
     with quietly(conn):
         many(conn, 20_000, "k%s")
     operations.pause(conn, "new", "me")
@@ -469,7 +469,7 @@ def test_a_held_snapshot_is_told_of_when_claims_fall_behind(
 
 
 def test_who_holds_back_vacuum_is_named_as_far_as_this_role_may_see(own_db: str, server_dsn: str) -> None:
-    """What a role may see that may see all: tests/sql/test_watch.py."""
+    """The view of a role that may see all is in tests/sql/test_watch.py."""
     name, admin = f"clerk_{uuid4().hex}", make_conninfo(server_dsn, dbname=conninfo_to_dict(own_db)["dbname"])
     with psycopg.connect(own_db) as report, psycopg.connect(admin, autocommit=True) as conn:
         report.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ

@@ -28,7 +28,7 @@ PATIENCE = 300.0  # seconds until the storm gives up on jobs that are left; on a
 RETRY_SEC = 0.05
 ALL = 1_000  # jobs of a delivery, more than a key has
 LEFT = "SELECT count(*) FROM dl_jobs WHERE status IN ('queued', 'running')"
-# What is before the last of these jobs in their key and has not ended, or runs with the key.
+# The jobs before the last of these in their key that have not ended, or that run with the key.
 BEFORE = """
 SELECT o.job_id, o.status::text FROM dl_jobs o
   JOIN (SELECT * FROM dl_jobs WHERE job_id = ANY (%(ids)s)
@@ -58,7 +58,7 @@ IN_ORDER = "SELECT array_agg(job_id ORDER BY score, created_at, job_id) FROM dl_
 
 @dataclass
 class Storm:
-    """What the sessions share."""
+    """The state that the sessions share."""
 
     dsn: str
     seed: int
@@ -164,7 +164,7 @@ def live(storm: Storm, chance: random.Random, worker: Worker) -> None:
 
 
 def ended(storm: Storm, chance: random.Random, worker: Worker, delivery: Delivery) -> dict[UUID, Ended]:
-    """What is to be written of a delivery's jobs."""
+    """The ends to write of a delivery's jobs."""
     end = chance.choices([End.DONE, End.ERROR, End.HANDED_BACK, End.PERMANENT], [70, 15, 12, 3])[0]
     if chance.random() < 0.3 and lifecycle.beat(worker.conn, delivery.jobs, None, False):
         end = End.CANCELED

@@ -1,4 +1,4 @@
-"""What pipelines say of their jobs (dl_tasks): every way to add a job reads it where the producer says nothing."""
+"""Declarations of tasks (dl_tasks): every way to add a job reads them where the producer gives no value."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ Add = Callable[[Conn, list[NewJob]], Any]
 
 
 def facts(max_attempts: int | None = None, *affinity: str) -> dict[str, Any]:
-    """What one pipeline says."""
+    """The declaration of one pipeline."""
     return {"max_attempts": max_attempts, "affinity": affinity or None}
 
 

@@ -39,7 +39,7 @@ STATEMENTS: dict[str, Callable[[Worker, Job], Any]] = {
     "wake": lambda worker, job: lifecycle.wake(worker.conn, 10),
     "kill": lambda worker, job: operations.change_queue(worker.conn, "kill-retries", "q", "operator"),
 }
-# What each may do; everything else changes nothing.
+# The transitions that each may make; every other one changes no row.
 MAY = {
     "request_cancel": {("queued", "canceled")},
     "claim": {("queued", "running"), ("queued", "canceled"), ("queued", "lost")},

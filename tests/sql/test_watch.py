@@ -1,4 +1,4 @@
-"""What the reaper and the keeper do for people: counts of the queues, who holds back vacuum, the list of workers."""
+"""Facts that reaper and keeper gather for people: counts of queues, sessions that hold back vacuum, the workers."""
 
 from typing import Any
 

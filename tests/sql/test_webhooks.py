@@ -1,4 +1,4 @@
-"""What webhooks are told: each thing once, whoever reaps and however often, and nothing without a webhook."""
+"""Messages of webhooks: each event once, however many reapers run and how often; and none without a webhook."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -48,7 +48,7 @@ def page(name: str) -> str:
 PRODUCERS = {field.name for field in OF_PRODUCER}
 ADDED = PRODUCERS | {*LINKS}
 STATUS, LIST, PAGE = ({field.name for field in FIELDS if place in field.seen} for place in ("status", "list", "page"))
-# What documents tell besides, which is in no column.
+# Words of the documents for which there is no column.
 BESIDES = {"run_sec", "changed_at", "waiting_for", "schedule", "checkpoint"}
 # The words or fields that a place has, and those that it should have.
 PLACES: dict[str, tuple[Callable[[], Iterable[object]], Iterable[object]]] = {

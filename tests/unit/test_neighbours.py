@@ -1,4 +1,4 @@
-"""What another user of the same machine can do to `up`: nothing, by its files and its sockets."""
+"""Another user of the same machine can do no harm to `up`, by its files or its sockets."""
 
 import os
 import socket

@@ -94,7 +94,7 @@ def test_few_predictions_make_no_correction_and_wild_ones_a_bounded_one() -> Non
 
 
 class Said(NamedTuple):
-    """What was predicted of a job, or of the line (job None), and what came; in seconds from the prediction."""
+    """The predicted and the real end of a job, or of the line (job None); in seconds from the prediction."""
 
     job: object
     was_running: bool

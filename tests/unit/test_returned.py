@@ -1,4 +1,4 @@
-"""What a run's pipeline has returned: the results of its jobs, or the error that says what is wrong with it."""
+"""The value that a pipeline returns: it becomes the results of the run's jobs, or an error that names its fault."""
 
 import json
 from typing import Any

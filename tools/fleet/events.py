@@ -1,4 +1,4 @@
-"""What happens to a fleet under load: an upgrade host by host, the loss of a host, its return with an old clock."""
+"""Events of a fleet under load: an upgrade host by host, the loss of a host, its return with an old clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fleet costs its primary while it grows, in a table: a column for each size."""
+"""The cost of a growing fleet for its primary, in a table: a column for each size."""
 
 from __future__ import annotations
 

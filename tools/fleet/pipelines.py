@@ -1,4 +1,4 @@
-"""What the jobs of a fleet run. They import nothing that code of another version has not."""
+"""The pipelines of a fleet's jobs. They import only modules that code of each version has."""
 
 from __future__ import annotations
 

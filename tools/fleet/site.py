@@ -67,7 +67,7 @@ class Host:
         return [pid for program in self.programs.values() for pid in tree(program.process.pid)]
 
     def get(self, path: str) -> bytes:
-        """What its API answers."""
+        """The answer of its API."""
         with inside(self.name), urlopen(f"http://127.0.0.1:8081{path}", timeout=30) as answer:
             return bytes(answer.read())
 
@@ -96,7 +96,7 @@ class Code:
 
     @property
     def env(self) -> dict[str, str]:
-        """What makes programs use it."""
+        """The settings by which programs use it."""
         return {"PYTHONPATH": f"{self.folder}:{CHECKOUT}:{CHECKOUT / 'tests'}", "FLEET_CODE": self.name}
 
     def migrate(self, dsn: str) -> None:
@@ -240,7 +240,7 @@ class Site:
             return int(conn.execute(question, (name,)).fetchall()[0][0])
 
     def errors(self) -> list[str]:
-        """What has failed runs of jobs, once each: for people who look why a wait had no end."""
+        """The errors of failed runs, once each: for people who look why a wait had no end."""
         return [error for (error,) in self.rows("SELECT DISTINCT error FROM dl_jobs WHERE error IS NOT NULL LIMIT 5")]
 
     def await_workers(self, number: int, patience: float = 300) -> None:

@@ -90,7 +90,7 @@ class History:
         for number in range(20):
             operations.set_limit(self.conn, f"limit-{number:02}", OPERATOR, most=number)
 
-    # What is over -------------------------------------------------------------------------------------------
+    # Past runs ----------------------------------------------------------------------------------------------
 
     def _past(self) -> None:
         """Four fifths of the jobs have ended; three in a hundred of all are dead, of GROUPS errors."""
@@ -208,7 +208,7 @@ class History:
         self.conn.execute(STRETCH_EVENTS.format(**moved), times)
         self._say("times")
 
-    # What is not over ---------------------------------------------------------------------------------------
+    # Present runs -------------------------------------------------------------------------------------------
 
     def _present(self) -> None:
         """Jobs that run, that wait for each of the reasons, and that nobody has looked at yet."""
@@ -298,7 +298,7 @@ class History:
         }
 
     def _tell_tasks(self) -> None:
-        """What workers have shown of two tasks: the schema of the one has a hostile text wherever a pipeline may."""
+        """Two tasks as workers publish them: the schema of one has a hostile text wherever a pipeline may have one."""
         field = {"type": "string", "title": PRINTABLE[:60], "description": HOSTILE, "default": HOSTILE}
         hostile = {"type": "object", "properties": {HOSTILE[:200]: field, "mode": {"enum": ["full", HOSTILE]}}}
         typed = {"type": "object", "properties": {"day": {"type": "string", "format": "date"}}, "required": ["day"]}

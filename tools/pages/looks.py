@@ -72,7 +72,7 @@ def _faults(visitor: Visitor, look: Look) -> Iterator[str]:
 
 
 def _widest(visitor: Visitor) -> str:
-    """What reaches beyond the window and is not in a part that scrolls by itself."""
+    """The elements that reach beyond the window and are not in a part that scrolls by itself."""
     return str(
         visitor.page.evaluate(
             """() => [...document.querySelectorAll('body *')]

@@ -39,7 +39,7 @@ def plain(value, type_):
 
 
 def table_differs(db, table, want):
-    """What differs between the table and what is wanted; an empty text: nothing."""
+    """The difference between the table and the wanted one; an empty text where they are equal."""
     types = dict(db.execute(COLUMNS, (table,)))
     if set(types) != set(want["columns"]):
         return f"columns {list(types)}, wanted {list(want['columns'])}"
@@ -67,7 +67,7 @@ def table_differs(db, table, want):
 
 
 def message_lacks(message, want, file):
-    """What a person would miss in the message of a refusal: the file, the line, the column, the kind of value, the remedy."""
+    """The facts that a refusal's message lacks: the file, the line, the column, the kind of value, the remedy."""
     lacks = [] if file in message else [f"the file {file}"]
     rest = message.replace(file, "")
     if want["lines"] and not any(re.search(rf"(lines?|rows?)\W{{1,3}}{n}\b|:{n}\b", rest, re.I) for n in want["lines"]):

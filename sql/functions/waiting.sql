@@ -1,5 +1,6 @@
--- ready <-> blocked_on: the reasons for which a queued row waits, and its way back to ready. Words and spellings: claim.sql. In an ordered queue a
--- row is also parked ('key') behind one before it that waits or is dead. The row of a key that was put off waits for 'time'.
+-- ready <-> blocked_on: the reasons for which a queued row waits, and its way back to ready. Words and spellings:
+-- claim.sql. In an ordered queue a row is also parked ('key') behind one before it that waits or is dead. The row of a key
+-- that was put off waits for 'time'.
 
 -- Park the ready rows of busy keys among the queue's first p_rows, and p_holders of an ordered queue; returns their number.
 -- It holds each running row FOR SHARE: a later end waits for this commit, and then finds the parked rows. Waits for no lock,

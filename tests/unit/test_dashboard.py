@@ -13,10 +13,12 @@ from dataloader.api import dashboard
 from dataloader.api.dashboard import actions, charts, formats, pages
 from dataloader.api.web.cache import SharedAnswer
 from dataloader.model.farm import Database
+from dataloader.model.kinds import fraction
 from dataloader.model.queues import Queue
 from dataloader.queue.job import FINAL
 from dataloader.queue.plans import partitions
 from dataloader.queue.reports import alerts
+from dataloader.queue.reports.words import count, duration, percent
 
 VENDOR = [Path(dashboard.__file__).parent / "static/vendor", Path(__file__).parents[1] / "browser/vendor"]
 QUEUE = shown(Queue, queue="q", workers=1, lag_sec=0.0)
@@ -33,15 +35,15 @@ NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
     ],
 )  # fmt: skip
 def test_durations(seconds: Any, words: str) -> None:
-    assert formats.duration(seconds) == words
+    assert duration(seconds) == words
 
 
 def test_sizes_counts_and_shares() -> None:
     assert [formats.size(n) for n in (None, 0, 999, 1_000, 99_949, 123_456, 8_400_000, 2.5e12)] == [
         "–", "0 B", "999 B", "1.0 KB", "99.9 KB", "123 KB", "8.4 MB", "2.5 TB",
     ]  # fmt: skip
-    assert [formats.count(1_234_567), formats.count(1_000, False), formats.count(None)] == ["1,234,567", "1,000+", "–"]
-    assert [formats.percent(x) for x in (0, 0.004, 0.37, 1, None)] == ["0 %", "0.4 %", "37 %", "100 %", "–"]
+    assert [count(1_234_567), count(1_000, False), count(None)] == ["1,234,567", "1,000+", "–"]
+    assert [percent(x) for x in (0, 0.004, 0.37, 1, None)] == ["0 %", "0.4 %", "37 %", "100 %", "–"]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ def test_sizes_counts_and_shares() -> None:
     ],
 )
 def test_progress_whatever_a_pipeline_yields(progress: Any, part: float | None, words: str | None) -> None:
-    assert formats.share(progress) == part
+    assert fraction(progress) == part
     assert words is None or formats.steps(progress) == words
     assert len(formats.steps(progress)) <= 120
 

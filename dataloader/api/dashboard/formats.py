@@ -11,14 +11,8 @@ from zoneinfo import ZoneInfo
 
 from markupsafe import Markup, escape
 
-from dataloader.model.kinds import fraction as share
-from dataloader.model.kinds import number_of as number_of
-from dataloader.queue.reports.words import NOTHING as NOTHING
-from dataloader.queue.reports.words import count as count
-from dataloader.queue.reports.words import duration as duration
-from dataloader.queue.reports.words import figure as figure
-from dataloader.queue.reports.words import percent as percent
-from dataloader.queue.reports.words import plain
+from dataloader.model.kinds import fraction, number_of
+from dataloader.queue.reports.words import NOTHING, plain
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SIZES = ("B", "KB", "MB", "GB", "TB", "PB")
@@ -104,7 +98,7 @@ def steps(progress: Any, most: int = 120) -> str:
         return ""
     texts = {name: value if number_of(value) is None else f"{value:,}" for name, value in progress.items()}
     left = {name: value for name, value in texts.items() if name not in IN_FULL}
-    if share(progress) is not None and "processed" in left and "total" in left:
+    if fraction(progress) is not None and "processed" in left and "total" in left:
         left = {first_line(left.pop("processed")): f"of {first_line(left.pop('total'))}", **left}
     return brief(left, most)
 

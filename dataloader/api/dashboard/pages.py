@@ -29,7 +29,7 @@ from dataloader.queue import logs as of_logs
 from dataloader.queue.job import FINAL, GROUPS, STATUSES, TALLIED
 from dataloader.queue.plans import backfills as of_backfills
 from dataloader.queue.plans import schedules as of_schedules
-from dataloader.queue.reports import alerts, predictions, runs, stats, tallies, waiting
+from dataloader.queue.reports import alerts, predictions, runs, stats, tallies, waiting, words
 from dataloader.queue.reports import errors as of_errors
 from dataloader.queue.reports import keys as of_keys
 from dataloader.queue.reports import timeline as of_timeline
@@ -90,7 +90,6 @@ def _read_overview(conn: db.Connection) -> tuple[dict[str, Any], Rows, dict[str,
 
 @blueprint.get("/workers")
 def workers() -> Response:
-    """The workers of all hosts and their jobs."""
     with session() as conn:
         rows = _alive_first(stats.workers(conn))
     live = [worker for worker in rows if worker["is_live"]]
@@ -117,7 +116,6 @@ def _read_findings(conn: db.Connection) -> list[database.Finding]:
 
 @blueprint.get("/schedules")
 def schedules() -> Response:
-    """The schedules: when they are due, their last jobs, what is wrong with them."""
     with session() as conn:
         rows = of_schedules.listed(conn)
         known = operations.args_schemas(conn, [row["task"] for row in rows])
@@ -127,7 +125,6 @@ def schedules() -> Response:
 
 @blueprint.get("/backfills")
 def backfills() -> Response:
-    """The newest backfills: how far they are, what is wrong with them."""
     rows = cache.ask(of_backfills.listed, cache.counts)
     return show("backfills.html", backfills=list(map(_with_ended, rows)))
 
@@ -182,7 +179,6 @@ def errors() -> Response:
 
 @blueprint.get("/limits")
 def limits() -> Response:
-    """The limits of the fleet."""
     with session() as conn:
         return show("limits.html", limits=stats.limits(conn))
 
@@ -380,7 +376,6 @@ def _logs(conn: db.Connection, job_id: UUID) -> dict[str, Any]:
 
 
 def _ending(conn: db.Connection, job_id: UUID) -> dict[str, Any] | None:
-    """The prediction of a job that has not ended."""
     wanted = predictions.job(conn, job_id)
     if wanted is None or wanted["status"] not in ("queued", "running"):
         return None
@@ -424,12 +419,12 @@ def _facts(job: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
             if isinstance(value, bool):
                 value = "yes" if value else "no"
             elif name.endswith("_sec"):
-                value = formats.duration(value)
+                value = words.duration(value)
             elif isinstance(value, list):
                 value = ", ".join(value)
             elif name == "available_at" and job["blocked_on"] == "parent":  # the queue's far-off date would mislead
                 value = "the end of its parents"
-            facts.append((name, _label(name), formats.NOTHING if value in (None, "") else value))
+            facts.append((name, _label(name), words.NOTHING if value in (None, "") else value))
     return facts
 
 
@@ -503,9 +498,9 @@ def queue(queue: str) -> Response:
             first_keys = of_keys.page(conn, queue, LISTED).rows if row["ordered"] else []
         ending = predictions.queue_prediction(cache.outlook(conn, queue))
         late = predictions.late(conn, queue, LISTED) if row["at_risk"] else []
-        for status, *words in _LISTS:
+        for status, *texts in _LISTS:
             page = stats.jobs(conn, stats.Wanted(queue=queue, status=status), LISTED, scan=stats.SCAN)
-            lists.append((status, *words, page.jobs))
+            lists.append((status, *texts, page.jobs))
     return show(
         "queue.html",
         name=queue,

@@ -5,6 +5,7 @@ Pages leave by `show` and `done` alone, which mask secrets. Times are in the zon
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import cache, partial
 from hashlib import sha256
@@ -22,6 +23,8 @@ from dataloader.api.dashboard import formats
 from dataloader.api.server.health import VERSION
 from dataloader.api.web import auth, problems
 from dataloader.config import Settings, is_zone
+from dataloader.model.kinds import fraction
+from dataloader.queue.reports import words
 
 CSP = (
     "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; object-src 'none'; "
@@ -31,9 +34,10 @@ _STATIC = Path(__file__).parent / "static"
 # All files are in memory: no request opens a file, and no name leads out of the folder.
 _FILES = {str(path.relative_to(_STATIC)): path.read_bytes() for path in _STATIC.rglob("*") if path.is_file()}
 _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-# Functions of `formats` that the templates know by these names.
-FILTERS = ["bars", "brief", "count", "duration", "figure", "first_line", "number", "percent", "pretty", "share"]
-FILTERS += ["short", "size", "steps"]
+# Functions that the templates know by their names.
+FILTERS: list[Callable[..., Any]] = [words.count, words.duration, words.figure, words.percent]
+FILTERS += [formats.bars, formats.brief, formats.first_line, formats.number, formats.pretty, formats.short]
+FILTERS += [formats.size, formats.steps]
 PAGES = ("dashboard", "actions", "trigger")  # the blueprints whose errors are pages
 ZONE_COOKIE = "dl_zone"  # a zone's name, stored by the page's script; no cookie: the installation's zone
 _LONGEST_ZONE = 64  # characters of a name
@@ -124,7 +128,8 @@ def _teach(state: BlueprintSetupState) -> None:
     environment.filters |= {
         "moment": formats.clock(chosen_zone, now),
         "ago": formats.clock(chosen_zone, now, is_relative=True),
-        **{name: getattr(formats, name) for name in FILTERS},
+        "share": fraction,
+        **{function.__name__: function for function in FILTERS},
     }
     environment.tests["instant"] = lambda value: isinstance(value, datetime)
 

@@ -18,7 +18,7 @@ from dataloader.cli.screen import as_json
 from dataloader.client import Forbidden, Refused, Unavailable, Unexpected
 from dataloader.client.errors import from_answer
 from dataloader.client.farm import Farm, Look
-from dataloader.client.wire import plain, repetition, understood
+from dataloader.client.wire import jsonable, repetition, understood
 from dataloader.config import ConfigError, Settings
 from dataloader.farm.process import hostname
 from dataloader.model.reading import written
@@ -71,7 +71,7 @@ class Direct(Farm):
                 raise Refused("The job was not added", str(e)) from None
 
         def run(conn: db.Connection) -> Any:
-            fields = document(json.dumps(plain(given)).encode(), BATCH_DEPTH)
+            fields = document(json.dumps(jsonable(given)).encode(), BATCH_DEPTH)
             call = Call(lambda: conn, self._by, self._settings, trace=trace or obs.current())
             return op.run(call, op.checked(fields))
 

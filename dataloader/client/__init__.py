@@ -36,7 +36,7 @@ from dataloader.client.errors import (
     Unexpected,
     WaitTimeout,
 )
-from dataloader.client.farm import Farm, Look, carried, made
+from dataloader.client.farm import Farm, Look, answered, carried
 from dataloader.client.transport import Transport
 from dataloader.client.wire import Answer, Request, Service, repetition
 from dataloader.model.jobs import Status
@@ -102,18 +102,18 @@ class Client(Farm):
         named = {"job_id": str(job_id)} | ({"wait": seconds} if seconds else {})
         headers = {"If-None-Match": etag} if etag else {}
         answer = await self._sent(wire.request("GET /jobs/{job_id}/status", named, headers, extra=seconds), patience)
-        job = wire.understood(Status, answer.document) if answer.status == 200 else None
+        job = None if answer.document is None else wire.understood(Status, answer.document)
         return Look(job, answer.etag, answer.retry_after)
 
     async def _sent(self, request: Request, patience: float) -> Answer:
         """The answer to a request, which is repeated for so many seconds while the service is away."""
 
         async def call() -> Answer:
-            answer: Answer = await made(self._transport.call(request))
+            answer: Answer = await answered(self._transport.call(request))
             return answer
 
         async def sleep(seconds: float) -> None:
-            await made(self._sleep(seconds))
+            await answered(self._sleep(seconds))
 
         return await (call() if request.is_once else AsyncRetrying(**repetition(patience), sleep=sleep)(call))
 

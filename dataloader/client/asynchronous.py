@@ -7,7 +7,6 @@ is declared once, and `AsyncClient.status` is `Client.status`, awaited (`operati
 from __future__ import annotations
 
 import ssl
-from types import TracebackType
 from typing import Self
 
 from dataloader.client import Client
@@ -95,9 +94,7 @@ class AsyncClient(AsyncOperations):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def close(self) -> None:

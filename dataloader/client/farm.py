@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Itera
 from functools import wraps
 from inspect import isawaitable
 from math import inf
-from types import TracebackType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar, Unpack
 from uuid import UUID
 
@@ -67,7 +66,7 @@ def carried(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> Ca
     return call
 
 
-async def made(value: Any) -> Any:
+async def answered(value: Any) -> Any:
     """The answer of a call, which is awaited where it does not block."""
     return await value if isawaitable(value) else value
 
@@ -84,9 +83,7 @@ class Farm(Operations):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -119,7 +116,7 @@ class Farm(Operations):
         added: list[Triggered] = []
         for start in range(0, max(len(documents), len(last)), BATCH):
             body = {"jobs": documents[start : start + BATCH], **last}
-            added += await made(self._call("POST /jobs/batch", TriggeredMany, body, "jobs"))
+            added += await answered(self._call("POST /jobs/batch", TriggeredMany, body, "jobs"))
         return added
 
     @carried
@@ -128,12 +125,12 @@ class Farm(Operations):
 
         Raises JobFailed where the end is not `succeeded`.
         """
-        started = await made(self.trigger(task, **fields))
-        job = await made(self.wait(started.job_id, timeout))
+        started = await answered(self.trigger(task, **fields))
+        job = await answered(self.wait(started.job_id, timeout))
         if job.status != "succeeded":
             raise JobFailed(job)
         try:
-            return Finished(**vars(job), result=await made(self.result(job.job_id)))
+            return Finished(**vars(job), result=await answered(self.result(job.job_id)))
         except NotFound:  # deleted by now
             return Finished(**vars(job))
 
@@ -159,7 +156,7 @@ class Farm(Operations):
             left = max(0.0, until - begun)
             seconds = int(min(POLL_SEC, left)) if job else 0  # the first answer is always news
             try:
-                look: Look = await made(self._look(job_id, etag, seconds, min(patience, left)))
+                look: Look = await answered(self._look(job_id, etag, seconds, min(patience, left)))
             except Unavailable as e:
                 if e.is_lasting or patience < left:
                     raise
@@ -168,7 +165,7 @@ class Farm(Operations):
             job, etag = look.job or job, look.etag or etag
             assert job is not None  # noqa: S101  only a version that is known is left out
             if is_news and on_progress:
-                await made(on_progress(job))
+                await answered(on_progress(job))
             if job.is_final:
                 return job
             if time.monotonic() >= until:
@@ -176,7 +173,7 @@ class Farm(Operations):
             # A service that is busy does not wait for a change.
             has_waited = is_news or time.monotonic() - begun > _QUICK
             pause = look.pause or (0.05 if has_waited else min(2.0, max(0.1, 1.5 * pause)))
-            await made(self._sleep(min(pause, max(0.0, until - time.monotonic()))))
+            await answered(self._sleep(min(pause, max(0.0, until - time.monotonic()))))
 
     def _pages(
         self, route: str, answer: type[Any], given: dict[str, Any], field: str, limit: int | None, most: int
@@ -187,7 +184,7 @@ class Farm(Operations):
             left = inf if limit is None else limit
             after: dict[str, Any] = {}
             while left > 0:
-                page = await made(self._call(route, answer, given | {"limit": int(min(most, left))} | after))
+                page = await answered(self._call(route, answer, given | {"limit": int(min(most, left))} | after))
                 items = getattr(page, field)
                 for row in items:
                     yield row
@@ -203,7 +200,7 @@ class Farm(Operations):
         count: int = 0
         after: dict[str, Any] = {}
         while True:
-            step = await made(self._call(route, answer, given | after, once=True))
+            step = await answered(self._call(route, answer, given | after, once=True))
             count += getattr(step, field)
             following = getattr(step, "next", None)
             if following is None and getattr(step, "is_done", True):

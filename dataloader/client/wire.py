@@ -34,9 +34,8 @@ KEPT = 8  # idle connections
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A successful answer: 200 with a document, or 304."""
+    """A successful answer: 200 with a document, or 304 (None)."""
 
-    status: int
     document: Any
     etag: str | None
     retry_after: float | None
@@ -114,7 +113,6 @@ def arguments(given: dict[str, Any], *nullable: str) -> dict[str, Any]:
 
 
 def new_key() -> str:
-    """An idempotency key for a request that has none."""
     return f"client-{uuid4()}"
 
 
@@ -124,11 +122,10 @@ def answer(status: int, reason: str, headers: Mapping[str, str], raw: bytes) -> 
     wait = seconds(headers.get("retry-after"))
     try:
         document = json.loads(raw) if raw else None
-        is_json = True
     except (ValueError, RecursionError):
-        document, is_json = None, False
-    if status == 304 or (status == 200 and is_json):
-        return Answer(status, document, headers.get("etag"), wait)
+        document = None
+    if status == 304 or (status == 200 and document is not None):
+        return Answer(document, headers.get("etag"), wait)
     if status < 400:
         kind = f"HTTP {status}" if status != 200 else "text that is no JSON"
         raise Unexpected("The answer is not understood", f"it is {kind}; is this the address of the dataloader API?")
@@ -156,7 +153,7 @@ def request(route: str, given: Mapping[str, Any], headers: Mapping[str, str], **
         if text in (".", "..") or (part == "{queue}" and "%2F" in text and template.endswith(part)):
             text, query["name"] = "-", unquote(text)
         target += f"/{text}"
-    named, content = plain(rest), None
+    named, content = jsonable(rest), None
     if method in ("POST", "PUT"):
         content = json.dumps(named, ensure_ascii=False, allow_nan=False).encode()
         headers = {**headers, "Content-Type": "application/json"}
@@ -165,14 +162,14 @@ def request(route: str, given: Mapping[str, Any], headers: Mapping[str, str], **
     return Request(method, target + (f"?{urlencode(query)}" if query else ""), headers, content, **more)
 
 
-def plain(value: Any, name: str = "") -> Any:
+def jsonable(value: Any, name: str = "") -> Any:
     """The value as JSON has it: ids and times as texts, a pydantic model as an object."""
     if isinstance(value, UUID):
         return str(value)
     if isinstance(value, Mapping) or hasattr(value, "model_dump"):
-        return {key: plain(each, key) for key, each in typed_args.plain(value).items()}
+        return {key: jsonable(each, key) for key, each in typed_args.plain(value).items()}
     if isinstance(value, list | tuple):
-        return [plain(each, name) for each in value]
+        return [jsonable(each, name) for each in value]
     if not isinstance(value, datetime):
         return value
     if value.utcoffset() is None:

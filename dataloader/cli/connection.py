@@ -31,7 +31,7 @@ from dataloader.log import masking
 from dataloader.model.farm import Name
 
 F = TypeVar("F", bound=Callable[..., Any])
-TO_TAKE_IT = " (--new takes it all the same)"
+NEW_HINT = " (--new takes it all the same)"
 _OF_CERTIFICATES = "\nname the host as its certificate does; SSL_CERT_FILE may name the file of its authority"
 NO_QUEUE = "it has no job, no worker and no setting"
 NO_TASK = "no worker has shown it, and no job names it"
@@ -42,7 +42,6 @@ class Reached:
     """A command's farm and output. `flags` are the options with which another command reaches the same farm."""
 
     farm: Farm
-    is_direct: bool
     as_json: bool
     zone: tzinfo
     flags: str
@@ -83,7 +82,7 @@ class Reached:
         """
         for known, text in () if is_new else self._unknown(queue, task):
             if known.count:
-                base.refuse(text + ("" if is_new is None else TO_TAKE_IT), EXIT_FAILED)
+                base.refuse(text + ("" if is_new is None else NEW_HINT), EXIT_FAILED)
 
     def hint(self, queue: str | None = None, task: str | None = None) -> None:
         """Say on stderr that a list is empty because the farm does not know these names."""
@@ -124,17 +123,16 @@ def reaching(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--json", "as_json", is_flag=True, help="print the answer as JSON")
     @functools.wraps(command)
     def called(*args: Any, **options: Any) -> Any:
-        chosen = [options.pop(name) for name in ("api_url", "token_file", "direct", "dsn", "as_json")]
-        reached = _reached(*chosen)
+        reached = _reached(*(options.pop(name) for name in ("api_url", "token_file", "direct", "dsn", "as_json")))
         try:
             return command(reached, *args, **options)
         except ClientError as e:
-            advice = ""
-            if isinstance(e, Unavailable) and e.status is None and not reached.is_direct:
+            advice, is_over_http = "", isinstance(reached.farm, Client)
+            if isinstance(e, Unavailable) and e.status is None and is_over_http:
                 advice = _OF_CERTIFICATES if "certificate" in e.detail else "; is the API running?"
             elif isinstance(e, Unauthorized):
                 advice = "\nset DL_TOKEN to a token of this service, or name a file that holds one by --token-file"
-            elif isinstance(e, Forbidden) and not reached.is_direct:
+            elif isinstance(e, Forbidden) and is_over_http:
                 advice = "\nthe token comes from DL_TOKEN or --token-file"
             base.refuse(plain(str(e), lines=True) + advice, EXIT_FAILED)
         finally:
@@ -153,9 +151,8 @@ def _reached(url: str | None, token_file: IO[str] | None, direct: bool, dsn: str
     if settings and (dsn or direct):
         from dataloader.cli.direct import Direct  # a command for the API needs no driver
 
-        # Not the DSN, which may hold a password.
-        flags = ' --dsn "$DSN"' if dsn else " --direct"
-        return Reached(Direct(base.dsn(settings), settings), True, as_json, zone, flags)
+        flags = ' --dsn "$DSN"' if dsn else " --direct"  # the DSN itself may hold a password
+        return Reached(Direct(base.dsn(settings), settings), as_json, zone, flags)
     flags, token = f" --url {shlex.quote(url)}" if url else "", os.environ.get("DL_TOKEN")
     if settings:
         url = url or settings.dl_url or settings.own_url
@@ -163,7 +160,7 @@ def _reached(url: str | None, token_file: IO[str] | None, direct: bool, dsn: str
     if token_file:
         token = token_file.read(10_000).strip().partition("\n{")[0]  # `dataloader token` prints the entry behind it
     try:
-        return Reached(Client(url, token, timeout=30, patience=0), False, as_json, zone, flags)
+        return Reached(Client(url, token, timeout=30, patience=0), as_json, zone, flags)
     except ValueError as e:
         raise click.BadParameter(str(e), param_hint="--url, DL_URL, DL_TOKEN or --token-file") from None
 

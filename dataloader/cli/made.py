@@ -168,13 +168,13 @@ def _show(op: Op, reached: Reached, given: Mapping[str, Any], answer: Any) -> No
         if op.is_page and len(rows) == given["limit"] and not reached.as_json:
             click.echo(f"dataloader: these are {len(rows)}, there may be more: --limit N or --all", err=True)
     elif op.columns:  # a list, and more
-        lists = [name for name, value in screen.facts(answer).items() if isinstance(value, list)]
+        lists = [name for name, value in vars(answer).items() if isinstance(value, list)]
         rows = getattr(answer, lists[0])
         more = screen.sheet(answer, reached.zone, lists)
         reached.answer(answer, lambda: Group(screen.listing(op.columns, rows), "", more))
     else:
         is_count = isinstance(answer, int)
-        facts = {**given, **({"changed": answer, "moved": answer} if is_count else screen.facts(answer))}
+        facts = {**given, **({"changed": answer, "moved": answer} if is_count else vars(answer))}
         total = {each.name: facts[each.name] for each in fields(op.answer) if each.name in facts}
         reached.answer(
             total if is_count else answer,

@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from datetime import UTC, datetime, tzinfo
 from typing import IO, Any, Literal
 from uuid import UUID
@@ -129,12 +129,9 @@ def size(count: float | None) -> str:
     return "" if count is None else f"{count / 1_000_000:,.0f} MB"
 
 
-def bar(fraction: float | None, width: int = 20) -> str:
-    """A bar of block characters with its percentage; "" without a fraction."""
-    if fraction is None:
-        return ""
-    done = int(fraction * width)
-    return f"{'█' * done}{'░' * (width - done)} {int(fraction * 100):3}%"
+def bar(fraction: float | None) -> str:
+    """A bar of 20 block characters with its percentage; "" without a fraction."""
+    return "" if fraction is None else f"{'█' * int(fraction * 20):░<20} {int(fraction * 100):3}%"
 
 
 def progress(document: Any) -> str:
@@ -184,7 +181,7 @@ def sheet(answer: Any, zone: tzinfo, but: Collection[str] = ()) -> Table:
 
 def _flat(answer: Any, before: str = "") -> Iterator[tuple[str, Any]]:
     """The path and the value of each field, also of the parts of an answer."""
-    for name, value in facts(answer).items():
+    for name, value in vars(answer).items():
         if is_dataclass(value) and not hasattr(value, "reason"):
             yield from _flat(value, f"{before}{name}.")
         else:
@@ -202,10 +199,6 @@ def _long_cell(path: str, value: Any, now: datetime, zone: tzinfo) -> Any:
     if isinstance(value, datetime):
         return f"{clock(value, zone)}, {ago(value, now)}"
     return value if isinstance(value, str) else cell(path, value, now)
-
-
-def facts(answer: Any) -> dict[str, Any]:
-    return {each.name: getattr(answer, each.name) for each in fields(answer)}
 
 
 def cell(path: str, value: Any, now: datetime) -> Any:

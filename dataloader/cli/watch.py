@@ -139,7 +139,14 @@ def _in_lines() -> Callable[[Status], None]:
 
 
 _RUNS = "run attempt started=started_at took=seconds end peak_memory=peak_mb CPU=cpu_sec worker reason=outcome"
-_APART = ("args", "error", "waiting_for", "claims", "backoffs", "blocked_on")  # fields that are not in the sheet
+_BELOW = (
+    "args",
+    "error",
+    "waiting_for",
+    "claims",
+    "backoffs",
+    "blocked_on",
+)  # fields that stand below the sheet, or nowhere
 
 
 def attempts(events: Sequence[Event]) -> list[stats.Attempt]:
@@ -151,7 +158,7 @@ def attempts(events: Sequence[Event]) -> list[stats.Attempt]:
 
 def whole(job: Job, events: Sequence[Event], zone: tzinfo) -> Iterator[Any]:
     hidden = [name for name, value in vars(job).items() if value is False]
-    yield screen.sheet(job, zone, [*_APART, *hidden])
+    yield screen.sheet(job, zone, [*_BELOW, *hidden])
     if job.waiting_for:
         yield Text("\n" + screen.plain(waits_for(job, datetime.now(UTC))), style="yellow")
     if job.args:

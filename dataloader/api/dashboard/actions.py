@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields
 from datetime import datetime
 from time import monotonic
 from typing import Any, NamedTuple
@@ -53,7 +52,7 @@ def _button(name: str, label: str, because: str = "", jobs: str = "", *, is_grav
 
 
 def job_buttons(job: Mapping[str, Any], is_stuck: bool = False) -> list[Button]:
-    """The buttons for a job in this state, the most likely one first."""
+    """The buttons for a job in this state, the most likely one first; one without effect is disabled and says why."""
     if job["status"] not in ("queued", "running"):
         asked = "Run this job again? It has succeeded; it will do its work once more, with a fresh budget of attempts."
         requeue = Button("requeue", "Requeue", asked if job["status"] == "succeeded" else "")
@@ -86,7 +85,6 @@ def job_buttons(job: Mapping[str, Any], is_stuck: bool = False) -> list[Button]:
 
 
 def queue_buttons(queue: Mapping[str, Any]) -> list[Button]:
-    """A queue's buttons; one without effect is disabled and says why."""
     dead, scheduled, retried = (figure(queue[name], queue["counted_at"]) for name in ("dead", "scheduled", "retries"))
     none_dead = "" if queue["dead"] else "No job of this queue is dead."
     none_scheduled = "" if queue["scheduled"] else "No job of this queue waits for its time."
@@ -102,7 +100,6 @@ def queue_buttons(queue: Mapping[str, Any]) -> list[Button]:
 
 
 def schedule_buttons(schedule: Mapping[str, Any]) -> list[Button]:
-    """A schedule's buttons."""
     pause = _button("resume_schedule", "Resume") if schedule["paused_at"] else _button("pause_schedule", "Pause")
     return [pause, _button("run_schedule", "Run now"), _button("remove_schedule", "Remove", is_grave=True)]
 
@@ -118,7 +115,6 @@ def error_buttons(group: Mapping[str, Any], is_cut: bool) -> list[Button]:
 
 
 def backfill_buttons(backfill: Mapping[str, Any]) -> list[Button]:
-    """A backfill's buttons; one without effect is disabled and says why."""
     dead = backfill["counts"]["failed"] + backfill["counts"]["lost"]
     over = {"done": "It is done.", "canceled": "It is canceled."}.get(backfill["state"], "")
     is_paused = backfill["paused_at"] and not over
@@ -160,7 +156,7 @@ def repeated(op: Op, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     with calling(settings) as call:
         while True:
             answer = op.run(call, given)
-            facts = {each.name: getattr(answer, each.name) for each in fields(answer)}
+            facts = vars(answer)
             changed += facts.get("changed", 0)
             after = facts.get("next")
             if after is None or "after" not in op.parameters or monotonic() > until:

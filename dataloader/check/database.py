@@ -1,7 +1,6 @@
 """Checks of the databases; a part of `dataloader check`.
 
-The functions `of_…` and those that begin with _ read and change nothing. The other functions are pure: they make
-findings of facts.
+A function that takes a connection or a DSN reads, and changes nothing. The others make findings of facts, and are pure.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ from dataloader.ops.types import UNSTORABLE
 from dataloader.queue.new_job import DEPTH_LIMIT, FAULTS_SHOWN, NUL_IN_JSON, is_deep
 
 BODY_LIMIT = 256 * 1024  # bytes; in a batch, of each job's args
-KEYS_LIMIT = 600_000  # of a body: so many, if unknown, take 130 MB
+KEYS_LIMIT = 600_000  # of a body; so many different keys take 130 MB
 _POINTER_LIMIT = 200
-_KEY = re.compile(rb'(?<!\\)"\s*:')  # and no text of JSON within a text
+_KEY = re.compile(rb'(?<!\\)"\s*:')  # the end of a key, but not of one in a text that holds JSON itself
 M = TypeVar("M", bound=BaseModel)
 
 

@@ -45,7 +45,6 @@ class Call:
 
     @property
     def conn(self) -> Connection:
-        """The session."""
         if self._conn is None:  # cached_property would hold one lock for all threads while it opens
             self._conn = self.session()
         return self._conn
@@ -61,7 +60,6 @@ class Parameter(NamedTuple):
 
     @property
     def is_required(self) -> bool:
-        """True for a parameter that every call names."""
         return self.default is inspect.Parameter.empty and not self.stays
 
 
@@ -117,12 +115,10 @@ class Op:
 
     @cached_property
     def in_path(self) -> tuple[str, ...]:
-        """The parameters that the path names."""
         return tuple(part[1:-1] for part in self.path.split("/") if part.startswith("{"))
 
     @property
     def is_change(self) -> bool:
-        """True for an operation that may change something."""
         return self.method != "GET" and self.scope != ("read",)
 
     @cached_property
@@ -147,7 +143,6 @@ class Op:
 
     @cached_property
     def answer(self) -> Any:
-        """The type of the answer."""
         return get_type_hints(self.function)["return"]
 
     @cached_property
@@ -264,7 +259,6 @@ adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 def may_be_none(annotation: Any) -> bool:
-    """Whether a parameter or a field may be null."""
     if get_origin(annotation) is Annotated:
         return may_be_none(get_args(annotation)[0])
     return get_origin(annotation) in (Union, UnionType) and type(None) in get_args(annotation)

@@ -43,7 +43,6 @@ def sign_in() -> BaseResponse:
 @blueprint.post("/logout")
 @auth.require()
 def sign_out() -> BaseResponse:
-    """Delete the cookie."""
     answer = redirect(url_for(".form"), 303)
     for path in {"/", request.script_root or "/"}:  # a sign-in before the service got its path
         answer.delete_cookie(auth.COOKIE, **_cookie() | {"path": path})

@@ -84,7 +84,6 @@ def _schema(conn: db.Connection, task: str) -> tuple[bool, dict[str, Any] | None
 
 
 def _job_fields() -> dict[str, Any]:
-    """The fields of the job beside its args."""
     given = {name: request.form[name].strip() for name in OF_JOB if name in request.form}
     fields: dict[str, Any] = {name: text for name, text in given.items() if text or name == "partition_key"}
     if (priority := fields.get("priority", "")).isascii() and priority.isdigit() and len(priority) < 20:

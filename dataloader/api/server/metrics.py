@@ -142,7 +142,6 @@ class Names:
         self._known: dict[int, set[Labels]] = {}
 
     def labels(self, *names: str) -> Labels:
-        """The values of the labels for these names."""
         labels = tuple(log.masked(name)[:MAX_LABEL] for name in names)
         known = self._known.setdefault(len(labels), set())
         if labels not in known and len(known) >= MAX_NAMES:

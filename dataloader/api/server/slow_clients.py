@@ -120,7 +120,6 @@ class _Socket(socket.socket):
             pass
 
     def try_send(self, data: bytes) -> None:
-        """Try to send a few bytes."""
         with suppress(OSError):
             super().send(data)
 

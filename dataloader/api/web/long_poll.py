@@ -1,8 +1,6 @@
 """The status of a job, and long polls: requests that wait for it to change.
 
-One waiting request asks the database for all, every PERIOD_SEC.
-
-A waiting request costs a thread of the server and no session.
+A waiting request costs a thread of the server and no session: one of them asks the database for all, every PERIOD_SEC.
 """
 
 from __future__ import annotations
@@ -35,8 +33,6 @@ DEFAULT_ROOM = 8  # where the number of the server's threads is not known
 
 
 class Outcome(Enum):
-    """The end of a wait."""
-
     CHANGED = 1
     SAME = 2  # the time is over, or the service stops
     FULL = 3  # too many requests wait; this one did not

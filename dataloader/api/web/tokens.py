@@ -16,7 +16,6 @@ _PREFIX = "dl_"
 
 
 def new() -> str:
-    """A new random token."""
     return _PREFIX + secrets.token_urlsafe(32)
 
 

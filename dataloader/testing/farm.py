@@ -19,7 +19,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain, count, repeat
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from uuid import UUID, uuid4
@@ -233,9 +232,7 @@ def run(
     for fate in fates:
         if isinstance(fate.at, int) and fate.at < 1:
             raise ValueError(f"safe points are counted from 1, not {fate.at}")
-    return _Trial(dsn, data_dir or Path.cwd(), begin, dict(secrets or {}), http).run(
-        jobs, chain(fates, repeat(NOTHING))
-    )
+    return _Trial(dsn, data_dir or Path.cwd(), begin, dict(secrets or {}), http).run(jobs, iter(fates))
 
 
 def _job(job_id: UUID | None, given: dict[str, Any]) -> Job:
@@ -294,21 +291,22 @@ class _Trial:
         self._has_worker = False
 
     def run(self, jobs: list[Job], fates: Iterator[Fate]) -> Result:
-        """Run the jobs until their statuses are final; each run takes the next of the fates."""
+        """Run the jobs until their statuses are final; each run takes the next of the fates, if there is one."""
         _call(hooks.ON_FARM_START)
         runs: list[Run] = []
         ends: dict[UUID, _After] = {}
-        waiting = list(jobs)
-        for claim, fate in zip(count(2), fates, strict=False):
-            delivery = Delivery(tuple(waiting))
+        waiting = jobs
+        while waiting:
+            fate, delivery = next(fates, NOTHING), Delivery(tuple(waiting))
             ended, after = self._crash(delivery, fate) if fate.kind == "crash" else self._run(delivery, fate)
             runs.append(ended)
             ends |= {job.job_id: each for job, each in zip(waiting, after, strict=True)}
-            waiting = [job for job in waiting if ends[job.job_id].status is Status.QUEUED]
-            if not waiting:
-                return _result(jobs, ends, runs)
-            waiting = [job._replace(claim=claim, attempt=ends[job.job_id].attempt) for job in waiting]
-        raise AssertionError("there is always another fate")
+            waiting = [
+                job._replace(claim=job.claim + 1, attempt=ends[job.job_id].attempt)
+                for job in waiting
+                if ends[job.job_id].status is Status.QUEUED
+            ]
+        return _result(jobs, ends, runs)
 
     def _run(self, delivery: Delivery, fate: Fate) -> tuple[Run, list[_After]]:
         if not self._has_worker:

@@ -6,8 +6,8 @@ the farm does not know is refused, but for `--new`.
 
 from __future__ import annotations
 
+import codecs
 import functools
-import json
 import os
 import shlex
 import sys
@@ -50,13 +50,9 @@ class Reached:
         return shlex.join(["dataloader", *map(str, words)]) + self.flags
 
     def print_json(self, value: Any, indent: int | None = 2) -> None:
-        """Print one JSON document to stdout; letters that the terminal lacks become escapes."""
-        text = as_json(value, indent)
-        try:
-            text.encode(sys.stdout.encoding or "utf-8")
-        except UnicodeEncodeError:
-            text = json.dumps(json.loads(text), indent=indent)
-        click.echo(text)
+        """Print one JSON document to stdout; in a terminal without UTF-8 its letters become escapes."""
+        is_ascii = codecs.lookup(sys.stdout.encoding or "utf-8").name != "utf-8"
+        click.echo(as_json(value, indent, is_ascii=is_ascii))
 
     def answer(self, value: Any, shown: Callable[[], Any]) -> None:
         """Print an answer: as JSON, or the text or the table that `shown` makes of it."""

@@ -22,7 +22,7 @@ from dataloader.cli import base, screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.cli.direct import Direct
 from dataloader.cli.jobs import journal
-from dataloader.cli.watch import attempts, outcome, waits_for
+from dataloader.cli.watch import attempts, outcome
 from dataloader.client import NotFound
 from dataloader.client.farm import Farm
 from dataloader.model.farm import Database, Worker
@@ -289,7 +289,7 @@ def _others(serving: Collection[str]) -> str:
 def _waiting(case: Case) -> Iterator[Finding]:
     job, why = case.job, case.job.waiting_for
     reason = why.reason if why else ""
-    text = waits_for(job, case.now) or "It is queued, and nothing is known that keeps it from running."
+    text = screen.reason(why, case.now) or "It is queued, and nothing is known that keeps it from running."
     more = {
         "time": " It rests after a run that ended badly." if case.runs else "",
         "session": " When that session is not to have it, end it in PostgreSQL by pg_terminate_backend.",

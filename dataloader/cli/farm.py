@@ -24,7 +24,6 @@ from dataloader.cli import base, made, screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.client import Unavailable
 from dataloader.client.farm import Farm
-from dataloader.model.farm import Worker
 from dataloader.model.jobs import JobPrediction, QueuePrediction
 from dataloader.model.queues import Overview, Queue, Total
 from dataloader.queue.reports import predictions
@@ -108,15 +107,10 @@ def top(reached: Reached, every: float, once: bool) -> None:
 
 
 def _picture(farm: Farm, zone: tzinfo) -> Group:
-    overview, workers = farm.overview(), farm.workers()
-    blank = Text("")
-    return Group(
-        Text(screen.clock(overview.at, zone), style="bold"),
-        blank,
-        queue_table(overview),
-        blank,
-        worker_table([worker for worker in workers if worker.state != "dead"]),
-    )
+    overview, workers = farm.overview(), [worker for worker in farm.workers() if worker.state != "dead"]
+    workers.sort(key=lambda worker: (worker.job_id is None, worker.queue))  # those with a job first
+    worker_table = screen.listing(ops.load()["workers"].columns, workers)
+    return Group(Text(screen.clock(overview.at, zone), style="bold"), "", queue_table(overview), "", worker_table)
 
 
 @contextmanager
@@ -175,9 +169,3 @@ def _queue_row(queue: Queue | Total, now: datetime) -> Sequence[object]:
         Text(str(queue.workers), style="red" if queue.length and not queue.workers else ""),
         Text(", ".join(remarks), style="yellow"),
     )
-
-
-def worker_table(workers: Sequence[Worker]) -> Any:
-    """The workers, those with a job first, as `ps` has them."""
-    columns = ops.load()["workers"].columns
-    return screen.listing(columns, sorted(workers, key=lambda each: (each.job_id is None, each.queue)))

@@ -205,19 +205,19 @@ def _new_events(farm: Farm, job_id: UUID | None, queue: str | None, first: Seque
     PostgreSQL assigns ids before the commit, so a smaller id may appear later: each page begins LATE_SEC in the past.
     """
     yield from first
-    known = {event.event_id: time.monotonic() for event in first}
+    seen_at = {event.event_id: time.monotonic() for event in first}
     after = first[0].event_id - 1 if first else 0
     if not first and not job_id:  # the last event of the queue may be far back: begin at the farm's newest
         after = max((event.event_id for event in farm.events(limit=1)), default=0)
 
     def news() -> Iterator[Event]:
-        nonlocal after, known
+        nonlocal after, seen_at
         now = time.monotonic()
-        after = max([after, *(number for number, at in known.items() if now - at > LATE_SEC)])
-        known = {number: at for number, at in known.items() if number > after}
+        after = max([after, *(number for number, at in seen_at.items() if now - at > LATE_SEC)])
+        seen_at = {number: at for number, at in seen_at.items() if number > after}
         for event in farm.job_events(job_id, after=after) if job_id else _pages(farm, queue, after):
-            if event.event_id not in known:
-                known[event.event_id] = now
+            if event.event_id not in seen_at:
+                seen_at[event.event_id] = now
                 yield event
 
     yield from _followed(farm, job_id, news)
@@ -234,15 +234,13 @@ def _pages(farm: Farm, queue: str | None, after: int) -> Iterator[Event]:
 def _followed(farm: Farm, job_id: UUID | None, news: Callable[[], Iterable[R]]) -> Iterator[R]:
     """News as they come, until the job has ended; over a farm that is away for a while."""
     while True:
-        is_over = False
         try:
             is_over = job_id is not None and farm.status(job_id).is_final  # read before the news, to miss no last news
             yield from news()
+            if is_over:
+                return
         except Unavailable as e:
-            is_over = False
             click.echo(f"dataloader: {screen.plain(str(e))}; trying again", err=True)
-        if is_over:
-            return
         time.sleep(FOLLOW_SEC)
 
 

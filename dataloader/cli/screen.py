@@ -19,6 +19,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from dataloader.model.jobs import Reason
 from dataloader.model.kinds import fraction
 from dataloader.model.reading import written
 from dataloader.queue.reports import waiting, words
@@ -39,9 +40,9 @@ def plain(value: object, lines: bool = False) -> str:
     return _HARMFUL.sub(lambda match: match[0].encode("unicode_escape").decode(), str(value))
 
 
-def as_json(value: Any, indent: int | None = 2) -> str:
-    """JSON that is harmless in a terminal; letters of all languages stay."""
-    text = json.dumps(value, ensure_ascii=False, indent=indent, default=_default)
+def as_json(value: Any, indent: int | None = 2, *, is_ascii: bool = False) -> str:
+    """JSON that is harmless in a terminal; letters of all languages stay, but for `is_ascii`."""
+    text = json.dumps(value, ensure_ascii=is_ascii, indent=indent, default=_default)
     return _IN_JSON.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
@@ -221,7 +222,7 @@ def cell(path: str, value: Any, now: datetime) -> Any:
     if name in ("error_group", "url"):  # to be copied
         return plain(value)
     if hasattr(value, "reason"):
-        return short(reason(written(value), now), 200)
+        return short(reason(value, now), 200)
     return short(value)
 
 
@@ -237,12 +238,11 @@ def _number(path: str, value: float) -> str:
     return f"{value:,.0f} MB" if "mb" in units else size(value) if "bytes" in units else text
 
 
-def reason(waiting_for: Mapping[str, Any] | None, now: datetime) -> str:
-    """The sentence of a `waiting_for`; "" without one."""
-    if not waiting_for:
+def reason(waiting_for: Reason | None, now: datetime) -> str:
+    """The sentence that says why a queued job does not run yet; "" without a reason."""
+    if waiting_for is None:
         return ""
-    details = dict(waiting_for)
     try:
-        return waiting.words(details, now)
+        return waiting.words(written(waiting_for), now)
     except (KeyError, TypeError, ValueError):  # another version of the service has other reasons
-        return f"It waits for: {details.get('reason')}."
+        return f"It waits for: {waiting_for.reason}."

@@ -21,7 +21,6 @@ from dataloader.cli import screen
 from dataloader.cli.connection import Reached
 from dataloader.client import WaitTimeout
 from dataloader.model.jobs import Event, FarmEvent, Job, LogLine, Status
-from dataloader.model.reading import written
 
 if TYPE_CHECKING:
     from dataloader.queue.reports import stats
@@ -90,13 +89,8 @@ def _in_words(job: Status) -> Text:
     return Text.assemble(f"job {job.job_id} ", screen.status(job.status), text)
 
 
-def waits_for(job: Status, now: datetime) -> str:
-    """The reason why a queued job does not run yet, in a sentence; "" without one."""
-    return screen.reason(written(job.waiting_for), now)
-
-
 def doing(job: Status, now: datetime) -> str:
-    if job.status == "queued" and (why_not := waits_for(job, now)):
+    if job.status == "queued" and (why_not := screen.reason(job.waiting_for, now)):
         return screen.plain(f"queued. {why_not}")
     words = [job.status]
     if job.status == "running" and job.attempt > 1:
@@ -152,15 +146,14 @@ _BELOW = (
 def attempts(events: Sequence[Event]) -> list[stats.Attempt]:
     from dataloader.queue.reports import stats  # not at the top: other questions need no driver
 
-    rows = [{"kind": event.kind, "ts": event.ts, "payload": event.payload} for event in events]
-    return stats.attempts(row for row in rows if isinstance(row["payload"], dict | None))
+    return stats.attempts(vars(event) for event in events if isinstance(event.payload, dict | None))
 
 
 def whole(job: Job, events: Sequence[Event], zone: tzinfo) -> Iterator[Any]:
     hidden = [name for name, value in vars(job).items() if value is False]
     yield screen.sheet(job, zone, [*_BELOW, *hidden])
     if job.waiting_for:
-        yield Text("\n" + screen.plain(waits_for(job, datetime.now(UTC))), style="yellow")
+        yield Text("\n" + screen.plain(screen.reason(job.waiting_for, datetime.now(UTC))), style="yellow")
     if job.args:
         yield Text("\nargs", style="bold")
         yield Text(screen.as_json(job.args))

@@ -80,12 +80,8 @@ class Metrics(Collector):
         self._has_failed = True
         self._latest: Reading | None = None
         self._names = Names()
-        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry = CollectorRegistry()
         self.registry.register(self)
-
-    def describe(self) -> list[Metric]:
-        """No metric. Without this method the registry would collect when it is created."""
-        return []
 
     def collect(self) -> Iterator[Metric]:
         """All metrics: of this process, of the farm, and of the requests."""

@@ -69,10 +69,9 @@ def args_schema(call: Call, task: TaskName) -> ArgsSchema:
 @Op("GET /names", scope=("read", "trigger", "operate"))
 def names(call: Call, queue: Text | None = None, task: Text | None = None) -> Names:
     """Whether the farm knows a queue and a task, before a mistyped name makes a new one; with similar names."""
+    hidden: dict[str, list[str]] = {} if call.may_read else {"similar": []}
     given = {"queue": queue, "task": task}
-    known = {kind: name and operations.known(call.conn, kind, name) for kind, name in given.items()}
-    if not call.may_read:
-        known = {kind: name and name | {"similar": []} for kind, name in known.items()}
+    known = {kind: name and operations.known(call.conn, kind, name) | hidden for kind, name in given.items()}
     return made(Names, known)
 
 

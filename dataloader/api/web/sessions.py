@@ -7,7 +7,7 @@ although the database is stopped, frozen or out of reach.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import Condition
 from time import monotonic
 
@@ -21,7 +21,6 @@ PROBE_SEC = 0.7  # each test of an idle session
 # A request has PG_COMMAND_TIMEOUT and this long, from the wait for a session to the last answer. The server gives up
 # first: a slow statement is rolled back, and its outcome is known.
 MARGIN_SEC = 0.8
-
 STALL_SEC = 0.6  # at a full gate, without a request that enters or leaves: a checkpoint may stall a disk for less
 # SQLSTATE classes of a server that is away: not of a statement that took too long or met a lock.
 _AWAY = ("08", "57P", "53", "58")
@@ -80,14 +79,25 @@ class Sessions:
 
     def __init__(self, settings: Settings) -> None:
         """Raises ConfigError when no database is configured; opens nothing yet."""
-        dsn = settings.queue_dsn
-        if dsn is None:
+        if (dsn := settings.queue_dsn) is None:
             raise ConfigError("no database is configured: set DL_DB_DSN or PG_HOST, or run `dataloader up`")
+        self._settings = settings
         self._request_sec = settings.pg_command_timeout + MARGIN_SEC
         self._schema_is_checked = False
-        self._lender = _Pooled(dsn, settings) if settings.pg_use_pool else _Single(dsn, settings)
-        self.close = self._lender.close
         self._gate = Gate(settings.pg_pool_size + settings.pg_max_overflow)
+        self._hosts, self._current = db.hosts(dsn), 0
+        self._pool = db.pool(
+            dsn,
+            name="dl-api",
+            schema=settings.pg_schema_queue,
+            min_size=settings.pg_pool_size,
+            max_size=settings.pg_pool_size + settings.pg_max_overflow,
+            connect_timeout=settings.pg_connect_timeout,
+            statement_timeout=settings.pg_command_timeout,
+            max_lifetime=settings.pg_pool_recycle,
+            configure=_prove,
+        )
+        self.close = self._pool.close
 
     def allow(self, borrowers: int) -> None:
         """Lend to at most `borrowers` at once, if that is fewer than there are sessions: other threads stay free."""
@@ -102,7 +112,7 @@ class Sessions:
         requests; raises migrations.SchemaError while the schema does not fit this code.
         """
         until = monotonic() + self._request_sec
-        with self._gate.passed(until), self._lender.lend() as conn:
+        with self._gate.passed(until), self._lent() as conn:
             conn.answer_within, conn.answer_by = self._request_sec, until
             try:
                 with db.in_force(conn):
@@ -116,49 +126,20 @@ class Sessions:
             finally:
                 conn.answer_within, conn.answer_by = PROBE_SEC, None
 
+    def _lent(self) -> AbstractContextManager[db.Connection]:
+        if not self._settings.pg_use_pool:
+            return self._new()
+        self._pool.open(wait=False)  # at its first use, because its threads would not survive gunicorn's fork
+        return self._pool.connection(timeout=CONNECT_SEC)
 
-class _Pooled:
-    """PG_POOL_SIZE open sessions, and up to PG_MAX_OVERFLOW more while they are needed."""
+    def _new(self) -> db.Connection:
+        """A session for one request, for a server-side pool such as PgBouncer.
 
-    def __init__(self, dsn: str, settings: Settings) -> None:
-        self._pool = db.pool(
-            dsn,
-            name="dl-api",
-            schema=settings.pg_schema_queue,
-            min_size=settings.pg_pool_size,
-            max_size=settings.pg_pool_size + settings.pg_max_overflow,
-            connect_timeout=settings.pg_connect_timeout,
-            statement_timeout=settings.pg_command_timeout,
-            max_lifetime=settings.pg_pool_recycle,
-            configure=_prove,
-        )
-
-    @contextmanager
-    def lend(self) -> Iterator[db.Connection]:
-        # The pool opens at its first use, because its threads would not survive gunicorn's fork.
-        self._pool.open(wait=False)
-        with self._pool.connection(timeout=CONNECT_SEC) as conn:
-            yield conn
-
-    def close(self) -> None:
-        """Close the sessions and end the pool's threads, for good."""
-        self._pool.close()
-
-
-class _Single:
-    """A new session for each request, for a server-side pool such as PgBouncer.
-
-    A request asks the host that answered last; where that one fails, the next request asks the next host.
-    """
-
-    def __init__(self, dsn: str, settings: Settings) -> None:
-        self._settings, self._hosts, self._current = settings, db.hosts(dsn), 0
-
-    @contextmanager
-    def lend(self) -> Iterator[db.Connection]:
+        A request asks the host that answered last; where that one fails, the next request asks the next host.
+        """
         asked = self._current
         try:
-            conn = db.connect(
+            return db.connect(
                 self._hosts[asked],
                 name="dl-api",
                 schema=self._settings.pg_schema_queue,
@@ -168,11 +149,6 @@ class _Single:
         except Exception:
             self._current = (asked + 1) % len(self._hosts)
             raise
-        with conn:
-            yield conn
-
-    def close(self) -> None:
-        """No session stays open."""
 
 
 def _prove(conn: db.Connection) -> None:

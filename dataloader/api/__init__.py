@@ -46,7 +46,7 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     polls = app.extensions["long_polls"] = LongPolls(sessions)
     app.extensions["metrics"] = metrics.Metrics(sessions)
     # gunicorn_config calls on_threads in a forked process, slow_clients calls on_drain when the process stops.
-    app.extensions["on_threads"] = partial(_begin, app)
+    app.extensions["on_threads"] = partial(_share_threads, app)
     app.extensions["on_drain"] = [polls.stop, health.drain]
     for module in (health, openapi, metrics, login, render, pages, actions, trigger):
         app.register_blueprint(module.blueprint)
@@ -59,7 +59,7 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     return app
 
 
-def _begin(app: Flask, threads: int) -> None:
+def _share_threads(app: Flask, threads: int) -> None:
     """Half of the threads may hold long polls, two stay free, the others may use the database.
 
     The process also sends the figures of /metrics, where the environment asks for it.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import tzinfo
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 from zoneinfo import ZoneInfo
 
 import click
@@ -30,7 +30,9 @@ from dataloader.exits import EXIT_CANNOT_START, EXIT_FAILED
 from dataloader.log import masking
 from dataloader.model.farm import Name
 
-F = TypeVar("F", bound=Callable[..., Any])
+may_be_new = click.option(
+    "--new", "is_new", is_flag=True, help="take a queue or a task that the farm does not know yet"
+)
 NEW_HINT = " (--new takes it all the same)"
 _OF_CERTIFICATES = "\nname the host as its certificate does; SSL_CERT_FILE may name the file of its authority"
 NO_QUEUE = "it has no job, no worker and no setting"
@@ -96,12 +98,6 @@ class Reached:
                     text = f"no {kind} {short(known.name, 100)!r} is known: {why}"
                     similar = [short(each, 100) for each in known.similar]
                     yield known, f"{text}. {base.did_you_mean(similar)}" if similar else text
-
-
-def may_be_new(command: F) -> F:
-    """The command, with the option that lets it take a name that the farm does not know: `is_new`."""
-    help_text = "take a queue or a task that the farm does not know yet"
-    return click.option("--new", "is_new", is_flag=True, help=help_text)(command)
 
 
 def reaching(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -29,11 +29,9 @@ def add(root: click.Group, *subjects: str) -> None:
     for op in ops.load().values():
         if op.command and op.subject in subjects:
             *groups, name = [word for word in op.command.split() if not word.isupper()]
-            parent = root
+            parent: Any = root
             for group in groups:
-                child = parent.commands[group]
-                assert isinstance(child, click.Group)  # noqa: S101  `groups` declares it
-                parent = child
+                parent = parent.commands[group]
             parent.add_command(_command(op, name))
 
 

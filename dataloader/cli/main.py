@@ -38,7 +38,9 @@ _MODULES = {
     }.items()
     for name in names.split()
 }
-_OPEN = "Every role may connect to the database until its owner runs, with the roles of other services named as well:"
+_OPEN_TO_ALL = (
+    "Every role may connect to the database until its owner runs, with the roles of other services named as well:"
+)
 # gunicorn puts the current folder in front of sys.path, where any file of it would hide a library, unless it is there.
 _GUNICORN = """\
 import sys
@@ -230,7 +232,7 @@ def migrate(only_check: bool, roles: list[tuple[str, str]], only_print: bool, pl
     name = conninfo_to_dict(settings.queue_dsn or "").get("dbname") or "the_database"
     closing = migrations.closing(str(name), roles)
     if only_print:
-        click.echo(f"{migrations.grants(schema, roles)}\n-- {_OPEN}\n-- {closing}")
+        click.echo(f"{migrations.grants(schema, roles)}\n-- {_OPEN_TO_ALL}\n-- {closing}")
         return
     dsn = base.dsn(settings)
     with base.refusing():
@@ -245,7 +247,7 @@ def migrate(only_check: bool, roles: list[tuple[str, str]], only_print: bool, pl
         if roles:
             migrations.grant(dsn, schema, roles)
             click.echo("\n".join(f"granted: {role} is a {kind}" for kind, role in roles))
-            click.echo(f"{_OPEN}\n{closing}")
+            click.echo(f"{_OPEN_TO_ALL}\n{closing}")
 
 
 @main.command(examples=["dataloader check"])

@@ -51,8 +51,8 @@ def _refusing() -> AbstractContextManager[None]:
 # --- one load ---
 
 
-class _Alone:
-    """The run of a load without a farm: no later run goes on with it. A plan reads the target alone."""
+class _RunWithoutFarm:
+    """The run of a load without a farm: no later run continues it. The run of a plan (`only_reads`) changes nothing."""
 
     stop_reason = None
 
@@ -117,7 +117,7 @@ def load(
             inside = Path(os.path.realpath(path)).is_relative_to(Path.cwd())
             folder, path = (Path.cwd(), path) if inside else (Path("/"), os.path.abspath(path))
         args, job_id = given | {"path": path, "table": table}, uuid4()
-        run = cast(Execution, _Alone(settings, job_id, only_plan))
+        run = cast(Execution, _RunWithoutFarm(settings, job_id, only_plan))
         context = Context(job_id, 1, table, "", None, logging.getLogger("pipeline.load.files"), folder, 1, run)
         if only_plan:
             _show_plan(files.plan(validated(files.Files, args), context), as_json)

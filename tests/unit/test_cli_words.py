@@ -25,7 +25,7 @@ from dataloader.cli import doctor, jobs, main, screen
 from dataloader.cli.base import WRONG_MOST
 from dataloader.client.transport import Transport
 from dataloader.model.farm import Database, Worker
-from dataloader.model.jobs import Event, Job, WaitingFor
+from dataloader.model.jobs import Event, Job, Reason, WaitingFor
 from dataloader.model.plans import Backfill, Schedule
 from dataloader.model.queues import Overview, Queue, Total, Wrong
 from dataloader.model.reading import read
@@ -274,7 +274,7 @@ def test_the_words_name_no_job_that_the_asker_may_not_know() -> None:
         ("dead", "a dead job"),
         ("order", "another job, which"),
     ):
-        assert f" {holder}" in screen.reason({"reason": reason, "lock_key": "k"}, NOW)
+        assert f" {holder}" in screen.reason(Reason(reason=reason, lock_key="k"), NOW)
 
 
 STUCK = filled(Worker, worker="w", is_live=True, state="stuck", reported_at=NOW - timedelta(minutes=12))

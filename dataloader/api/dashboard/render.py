@@ -120,7 +120,7 @@ def _page_context() -> dict[str, Any]:
 
 
 @blueprint.record_once
-def _teach(state: BlueprintSetupState) -> None:
+def _set_up_templates(state: BlueprintSetupState) -> None:
     environment = state.app.jinja_env
     environment.trim_blocks = environment.lstrip_blocks = True
     state.app.extensions["zone"] = ZoneInfo(state.app.extensions["settings"].people_zone)

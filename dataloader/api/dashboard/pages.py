@@ -23,10 +23,11 @@ from dataloader.api.web.endpoint import session
 from dataloader.check import database
 from dataloader.config import Settings
 from dataloader.model.kinds import fraction
+from dataloader.model.plans import ENDED
 from dataloader.ops.errors import Problem, Unknown, known
 from dataloader.queue import again, db, fields, lifecycle, operations, parents
 from dataloader.queue import logs as of_logs
-from dataloader.queue.job import FINAL, GROUPS, STATUSES, TALLIED
+from dataloader.queue.job import GROUPS, STATUSES, TALLIED
 from dataloader.queue.plans import backfills as of_backfills
 from dataloader.queue.plans import schedules as of_schedules
 from dataloader.queue.reports import alerts, predictions, runs, stats, tallies, waiting, words
@@ -155,7 +156,7 @@ def _with_ended(backfill: dict[str, Any]) -> dict[str, Any]:
     """A backfill with the number of its ended partitions; the count `missing` loses the `planned` ones."""
     counts, planned = backfill["counts"], 0 if backfill["canceled_at"] else backfill["total"] - backfill["made"]
     shown = counts | {"missing": max(counts["missing"] - planned, 0), "planned": planned}
-    return backfill | {"ended": sum(counts[status] for status in (*map(str, FINAL), "skipped")), "counts": shown}
+    return backfill | {"ended": sum(counts[status] for status in ENDED), "counts": shown}
 
 
 @blueprint.get("/errors")

@@ -6,6 +6,7 @@ and `_MODULES` names the module of each other command. Most commands are made fr
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import signal
@@ -38,6 +39,7 @@ _MODULES = {
     }.items()
     for name in names.split()
 }
+_UNWRITABLE = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # a full disk, a reader that has left
 _OPEN_TO_ALL = (
     "Every role may connect to the database until its owner runs, with the roles of other services named as well:"
 )
@@ -63,6 +65,22 @@ class _Main(base.Group):
             return super().get_command(ctx, name)
         group: click.Group = importlib.import_module(f"dataloader.cli.{_MODULES[name]}").commands
         return group.get_command(ctx, name)
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run a command line. Where its output cannot be written, one line replaces the traceback."""
+        try:
+            try:
+                return super().main(*args, **options)
+            finally:
+                if sys.stdout:
+                    sys.stdout.flush()
+        except OSError as e:
+            if e.errno not in _UNWRITABLE:
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes the rest at its exit
+            if e.errno != errno.EPIPE:
+                base.refuse(f"the output cannot be written: {e.strerror}", EXIT_FAILED)
+            sys.exit(EXIT_FAILED)
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
         """The context of the words behind `dataloader`; an error quotes them without secrets."""
@@ -169,12 +187,15 @@ def reaper_command() -> None:
 @click.option("--threads", default=32, show_default=True, help="threads of each worker process")
 def api(processes: int, threads: int) -> None:
     """Serve the HTTP API with gunicorn."""
+    # Until gunicorn can obey: these signals would end or stop the program.
+    blocked = {signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR1, signal.SIGUSR2}
+    signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     from dataloader import surroundings
     from dataloader.local import ports
     from dataloader.queue import hooks
 
     settings = base.settings()
-    _check_host(surroundings.api_lacks())
+    _check_host(surroundings.api_lacks(), blocked=blocked)
     dsn = base.dsn(settings)
     _check_database(settings, dsn, direct=False)
     with base.refusing():

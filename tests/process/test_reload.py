@@ -11,7 +11,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from farming import Farm, Program, until
+from farming import Farm, Program, free_port, until
 
 from dataloader.farm.supervisor import SLOTS_LEAST, TICK_SEC
 from dataloader.queue import lifecycle
@@ -187,6 +187,15 @@ def test_orders_in_a_start_neither_end_nor_stop_the_farm(farm: Farm, tmp_path: P
     program.logged("supervisor.reloaded")
     farm.works()
     assert program.stop() == 0
+
+
+def test_orders_in_a_start_neither_end_nor_stop_the_api(farm: Farm, tmp_path: Path) -> None:
+    code = "import os, signal, sys\nif 'gunicorn' not in sys.modules:\n"
+    code += "    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGTTIN): os.kill(os.getpid(), number)\n"
+    (tmp_path / "sends_orders.py").write_text(code)
+    api = farm.api(free_port(), dl_hooks="sends_orders", before=["env"])
+    until(lambda: "Hang up" in api.log.read_text(), "gunicorn to reload")
+    assert api.stop(40) == 0
 
 
 def shown_refusals(farm: Farm) -> list[str]:

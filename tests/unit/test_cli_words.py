@@ -153,6 +153,16 @@ def test_json_can_be_shown_where_there_are_few_letters(service: Service) -> None
     assert json.loads(done.stdout)["error"] == "Ошибка"
 
 
+@pytest.mark.parametrize(("words", "unbuffered"), [("jobs", ""), ("jobs --json", "1"), ("jobs --help", "")])
+def test_an_answer_that_cannot_be_written_ends_in_one_line(service: Service, words: str, unbuffered: str) -> None:
+    service.answers = [Answer(document={"jobs": [], "next_after": None})]
+    env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    command = [sys.executable, "-m", "dataloader", *words.split()]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, env=env, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "dataloader: the output cannot be written: No space left on device\n")
+
+
 def test_texts_cannot_move_a_terminal() -> None:
     evil = "a\x00\x1b[31m\x07\x7f\x9b2J\u202e\u2028\ud800\ufeff\r\n\tö漢"
     assert screen.plain(evil) == r"a\x00\x1b[31m\x07\x7f\x9b2J\u202e\u2028\ud800\ufeff\r\n\tö漢"

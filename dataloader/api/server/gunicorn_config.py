@@ -5,7 +5,7 @@ GUNICORN_CMD_ARGS override it.
 
 A forked worker has the arbiter's signal handlers until it installs its own. A SIGTERM in between would be lost, and the
 arbiter would wait all of its graceful timeout. So termination signals are blocked over the fork and unblocked when the
-worker has its handlers.
+worker has its handlers. `dataloader api` blocks the arbiter's other signals until it has its own.
 """
 
 from __future__ import annotations
@@ -50,6 +50,11 @@ def on_starting(arbiter: Any) -> None:
         settings = load()
         log.configure(settings)
         auth.announce(settings)
+
+
+def when_ready(arbiter: Any) -> None:
+    """gunicorn calls this in an arbiter that has its signal handlers, before it forks."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def post_worker_init(worker: Any) -> None:

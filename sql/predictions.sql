@@ -27,7 +27,8 @@ SELECT job_id, task, lock_key, limits, progress, claims, coalesce(claimed_by, jo
 
 -- name: waiting
 -- The first queued jobs in the claim's order, up to `most`, without those that wait for parents; those that are due go first
--- into that number. Served by ix_dl_jobs_turn, ix_dl_jobs_time, ix_dl_jobs_key_turn, ix_dl_jobs_limit_turn.
+-- into that number. In an ordered queue a job waits for the time of each job before it in its key. Served by
+-- ix_dl_jobs_turn, ix_dl_jobs_time, ix_dl_jobs_key_turn, ix_dl_jobs_limit_turn.
 WITH found (at) AS (
   (SELECT ctid FROM dl_jobs WHERE queue = %(queue)s AND status = 'queued' AND blocked_on IS NULL
     ORDER BY queue, priority, coalesce(turn_at, created_at) LIMIT %(most)s)
@@ -35,20 +36,28 @@ WITH found (at) AS (
   (SELECT ctid FROM dl_jobs WHERE queue = %(queue)s AND status = 'queued' AND blocked_on = 'time'
     ORDER BY queue, available_at LIMIT %(most)s)
   UNION ALL
-  SELECT of_key.at FROM (SELECT DISTINCT hashtext(lock_key) AS key_hash FROM dl_jobs WHERE status = 'running') busy
+  (SELECT of_key.at FROM (
+     SELECT hashtext(lock_key) AS key_hash FROM dl_jobs WHERE status = 'running'
+     UNION SELECT hashtext(lock_key) FROM (
+       SELECT lock_key FROM dl_jobs
+        WHERE queue = %(queue)s AND status = 'queued' AND blocked_on = 'time' AND score IS NOT NULL
+        ORDER BY queue, available_at LIMIT %(most)s) heads) busy
    CROSS JOIN LATERAL (
      SELECT ctid AS at FROM dl_jobs
       WHERE hashtext(lock_key) = key_hash AND queue = %(queue)s AND status = 'queued'
         AND (blocked_on IS NULL OR blocked_on = 'key')
       ORDER BY hashtext(lock_key), queue, priority, coalesce(turn_at, created_at) LIMIT %(most)s) of_key
+   LIMIT 10 * %(most)s)
   UNION ALL
   SELECT parked.at FROM dl_limits l
    CROSS JOIN LATERAL (
      SELECT ctid AS at FROM dl_jobs
       WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on = 'limit:' || l.name AND queue = %(queue)s
       ORDER BY status, blocked_on, queue, priority, coalesce(turn_at, created_at) LIMIT %(most)s) parked)
-SELECT job_id, task, lock_key, limits, due_sec FROM (
-  SELECT job_id, task, lock_key, limits, priority, coalesce(turn_at, created_at) AS turn,
+SELECT job_id, task, lock_key, limits,
+       CASE WHEN score IS NULL THEN due_sec
+            ELSE max(due_sec) OVER (PARTITION BY lock_key ORDER BY score, created_at, job_id) END AS due_sec FROM (
+  SELECT job_id, task, lock_key, limits, priority, score, created_at, coalesce(turn_at, created_at) AS turn,
          CASE blocked_on WHEN 'time' THEN extract(epoch FROM dl_readable(available_at) - now()) ELSE 0 END::float8 AS due_sec
     FROM dl_jobs WHERE ctid = ANY (ARRAY(SELECT at FROM found))
    ORDER BY blocked_on IS NOT DISTINCT FROM 'time' AND available_at > now(), priority, turn, job_id LIMIT %(most)s) line

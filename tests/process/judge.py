@@ -16,6 +16,7 @@ _NEXT: dict[str | None, set[str]] = {
     "canceled": set(),
     "lost": set(),
 }
+_REMARKS = {"stuck", "deadline"}  # they stand anywhere in a story
 _ENDS = {"succeeded": "done", "failed": "failed", "canceled": "canceled", "lost": "lost"}
 
 
@@ -23,6 +24,8 @@ def illegal(kinds: Sequence[str], status: str) -> str | None:
     """Why a journal is no legal story for a job of this status; None when it is one."""
     before: str | None = None
     for kind in kinds:
+        if kind in _REMARKS:
+            continue
         if kind not in _NEXT[before]:
             return f"{kind} after {before}"
         before = kind

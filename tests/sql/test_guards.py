@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from hands import BACKOFF_SEC, Conn, Worker, Workers, enqueue, locked, plain, quietly, started, successor, until
+from judge import illegal
 from patience import PATIENCE
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from readings import heard, journal, keys_held, kinds, row, value
@@ -45,6 +46,7 @@ def test_a_silence_is_told_of_the_workers_run_alone_and_once_whoever_keeps_it(co
     worker.finish(job)
     conn.execute("UPDATE dl_job_events SET ts = ts - interval '2 h' WHERE kind = 'stuck'")
     assert told() == 2
+    assert illegal(kinds(conn, job.job_id), "succeeded") is None
 
 
 def test_a_running_job_may_be_forced_later_and_once_and_no_request_takes_force_back(conn: Conn, worker: Worker) -> None:

@@ -204,19 +204,29 @@ def test_nothing_is_said_of_a_job_behind_a_run_of_which_nothing_is_known(conn: C
     assert first < second
 
 
-@pytest.mark.parametrize(("verb", "holds"), [("fail", True), ("retry", False)])
 @pytest.mark.parametrize("company", [0, 1])
-def test_a_job_whose_key_a_dead_job_holds_has_no_end(
-    conn: Conn, worker: Worker, company: int, verb: str, holds: bool
-) -> None:
-    operations.set_order(conn, "q", "anna", ordered=True, on_dead="hold")
-    _, behind = (enqueue(conn, lock_key="k", score=score, max_attempts=2) for score in (1.0, 2.0))
-    worker.finish(worker.take(), verb, error="broken", delay_sec=60)
+def test_a_job_whose_key_a_dead_job_holds_has_no_end(conn: Conn, worker: Worker, company: int) -> None:
+    behind = behind_a_failure(conn, worker, "fail")
     worker.claim()
     for _ in range(company):
         enqueue(conn, lock_key="other", score=1.0)
     found = of_job(conn, behind)
-    assert (found["reason"] == "held", found["ends_at"]) == (holds, None)
+    assert (found["reason"], found["ends_at"]) == ("held", None)
+
+
+def test_a_job_behind_one_that_waits_for_its_retry_ends_after_it(conn: Conn, worker: Worker) -> None:
+    behind = behind_a_failure(conn, worker, "retry")
+    assert seconds(conn, behind) == [260]
+    assert worker.claim().job is None, "it is parked now"
+    assert seconds(conn, behind) == [260]
+
+
+def behind_a_failure(conn: Conn, worker: Worker, verb: str) -> UUID:
+    """A job of an ordered queue, behind one of its key that has failed."""
+    operations.set_order(conn, "q", "anna", ordered=True, on_dead="hold")
+    _, behind = (enqueue(conn, lock_key="k", score=score, max_attempts=2) for score in (1.0, 2.0))
+    worker.finish(worker.take(), verb, error="broken", delay_sec=60)
+    return behind
 
 
 def test_each_reason_why_nothing_is_predicted(conn: Conn, worker: Worker) -> None:

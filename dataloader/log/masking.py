@@ -32,9 +32,9 @@ SHORTEST_NUMBER = 6  # digits; shorter numbers are years, ports and counts
 # Names of secrets. No lowercase letter follows, so `secretary` and `tokenizer` are other words.
 _NAMES = (
     r"(?:(?:pass(?:wor[dt]|wd|[-_]?phrase|code)|pwd|secret|token|credential|cookie|signature)s?|парол[ья]|authorization|bearer|"
-    r"(?<![a-z0-9])jwt|sess(?:ion)?[-_]?id|auth\.user\.info|"
-    r"(?:aes|api|app|application|access|account|auth|client|db|database|[de][en]cryption|fernet|license|mac|master|private|priv|secret|service|"
-    r"shared|signing|ssh|storage|subscription)[-_]?keys?|(?<=\.)(?:access|api|secret)\.key|account\.key\.[\w.]{1,80})"
+    r"(?<![a-z0-9])jwt|sess(?:ion)?[-_]?id|connect\.sid|auth\.user\.info|"
+    r"(?:aes|api|app|application|access|account|auth|client|db|database|[de][en]cryption|fernet|functions|hmac|license|"
+    r"mac|master|private|priv|secret|service|shared|signing|ssh|storage|subscription)[-_]?keys?|(?<=\.)(?:access|api|secret)\.key|account\.key\.[\w.]{1,80})"
     r"(?-i:(?![a-z]))"
 )
 # A name that ends so is that of a fact about a secret.
@@ -51,6 +51,7 @@ _NAME = re.compile(
     re.IGNORECASE,
 )
 _COUNT = re.compile("(?:token|key)s?$", re.IGNORECASE)  # a number of this name is an amount or an id, not a secret
+_AMOUNT = re.compile(r"(?:token|key)s\W{1,12}\d{1,12}\W*", re.IGNORECASE)  # the same in a text
 # Every repetition is bounded or possessive, so that the time of a search grows with the text's length only. A cut may
 # have shortened the text in a secret, so each expression also matches at the end of the text.
 _LOGIN = re.compile(r":(?=(//[^\s:/@]{0,200}+:))")  # a URL's password may begin here, also inside another password
@@ -59,7 +60,13 @@ _CUT = re.compile(r"(?!\d{1,5}+(?:[^\w%@+~=-]|\Z))\S{1,300}+\Z")  # a password c
 _USER = re.compile(r"(https?://)[^\s:/@?#]{1,300}+@", re.IGNORECASE)  # a user without a password is a token
 _BASIC = re.compile(r"(basic\s{1,3})([a-z0-9+/]{8,1000}+)={0,2}", re.IGNORECASE)
 _BEARER = re.compile(r"(bearer\s{1,3})(?=[a-z_.~+/=-]{0,40}\d)[\w.~+/=-]{8,}+", re.IGNORECASE)  # a word has no digit
-_PEM = re.compile(r"(PRIVATE KEY(?: BLOCK)?-----)[^-]{1,20000}+(?:-|\Z)")
+_PEM = re.compile(r"(PRIVATE KEY(?: BLOCK)?-----|Private-Lines: \d{1,3})[^-]{1,20000}+(?:-|\Z)")
+_JWK = re.compile(r"""(\\{0,8}["'](?:d|p|q|dp|dq|qi|k)\\{0,8}["']\s{0,3}:\s{0,3}\\{0,8}["'])[\w-]{10,}+""")
+_JWK_MEMBERS = frozenset({"d", "p", "q", "dp", "dq", "qi", "k"})  # of a private or a symmetric key
+# A key in a query: letters and digits without a separator, so no name, date or UUID.
+_QUERY = re.compile(
+    r"([?&](?:key|code|appid)=)(?=[a-z]{0,40}+\d)(?=\d{0,40}+[a-z])[a-z0-9]{20,}+[\w.~%-]*+", re.IGNORECASE
+)
 # A quoted value of a header ends with the quote, another one with the line.
 _HEADER = re.compile(
     r"((?:authorization|cookie)\\{0,4}[\"']?\s{0,3}[=:]\s{0,3})(?:(\\{0,4}[\"'])[^\r\n\"'\\]++|[^\r\n\"'\\][^\r\n]*+)",
@@ -67,6 +74,11 @@ _HEADER = re.compile(
 )
 _FIRST = "(?=[abcdefjlmpstп])"  # the first letters of _NAMES rule out most places at little cost
 _FLAG = re.compile(rf"--((?:(?!--)[\w-]){{0,30}}?{_FIRST}{_NAMES}[\w-]{{0,30}}+)(\s{{1,3}})[^\s-]\S*+", re.IGNORECASE)
+_SET = re.compile(  # set NAME VALUE: a value of words alone is an English sentence
+    rf"\b(set(?:x|env)?\s{{1,3}}[\w.-]{{0,30}}?{_FIRST}{_SECRET}[\w-]{{0,30}}+\s{{1,3}})"
+    r"(?=\S{0,100}\d)(?=\S{0,100}[a-z])\S++",
+    re.IGNORECASE,
+)
 _LOGIN_FLAGS = ("-u", "-U", "--user", "--proxy-user")
 _NO_LOGIN = r"(?:\d{1,5}|\S{1,100}\.py):\d{1,5}(?!\S)"  # a user and a group, or a line of Python
 _LOGIN_FLAG = re.compile(  # of curl
@@ -78,22 +90,34 @@ _ORACLE = re.compile(
 # Passwords of commands, .netrc, .pgpass and YAML.
 _PLACED = re.compile(
     r"""(sshpass\s{1,3}-p\s{0,3}|machine\s{1,9}\S{1,100}\s{1,9}login\s{1,9}\S{1,100}\s{1,9}password\s{1,9}|"""
-    r"""(?:(?:docker|podman) login[^\n;|&]{0,200}?\s-p|(?:\bsqlcmd|\bbcp|\bipmitool|zip)\b[^\n;|&]{0,200}?\s-P|"""
-    r"""redis-cli\b[^\n;|&]{0,200}?\s-a|\bldap[a-z]{3,9}\b[^\n;|&]{0,200}?\s-w|-(?:store|key)pass|-pass(?:in|out)|"""
-    r"""\brequirepass|\bmasterauth)\s{1,3}|\b(?:sqlplus|sqlldr|impdp|expdp)\s[^\n;|&/]{0,100}\w/|"""
+    r"""(?:\b(?:login|mongo[a-z]{0,7}|cqlsh)\b[^\n;|&]{0,200}?\s-p(?!\s{1,3}\d{1,5}(?:\s|\Z))|"""
+    r"""(?:\bsqlcmd|\bbcp|\bipmitool|zip)\b[^\n;|&]{0,200}?\s-P|"""
+    r"""redis-cli\b[^\n;|&]{0,200}?\s-a|\bldap[a-z]{3,9}\b[^\n;|&]{0,200}?\s-w|"""
+    r"""-(?:store|key)pass|-pass(?:in|out)|(?<!\S)--?pass(?:word)?|"""
+    r"""\bcurl\b[^\n;|&]{0,200}?\s-b(?=\s{1,3}["']?[^\s=;"']{1,100}+=)|\brequirepass|\bmasterauth)\s{1,3}|"""
+    r"""\bcurl\b[^\n;|&]{0,200}?\s(?:-E|--cert)\s{1,3}[^\s:]{1,200}+:|"""
+    r"""(?<![\w/])https?\s[^\n;|&]{0,200}?-a\s{1,3}[^\s:]{1,100}+:|--from-literal[= ][\w.-]{1,100}+=|"""
+    r"""\bAUTH\s{1,3}(?:[\w.@-]{1,100}\s{1,3})?(?!S?CRAM-|DIGEST-|X?OAUTH)(?=[^\s)]{0,100}\d)(?=[^\s)]{0,100}[A-Za-z])|"""
+    r"""\b(?:SETUSER\s{1,3}\S{1,100}\s[^\n]{0,200}?|user\s{1,3}\S{1,100}\s{1,3}on\s{1,3})>(?=\S)|"""
+    r"""(?:\b(?:mysqli?|pg)_connect|\bnew\s{1,3}(?:PDO|mysqli))\([^,\n]{1,200},[^,\n]{1,100},\s{0,3}(?=["'])|"""
+    r"""\b(?:sqlplus|sqlldr|impdp|expdp)\s[^\n;|&/]{0,100}\w/|"""
     r"""(?:mysql|mariadb|\b7z)[^\n;|&]{0,200}?\s-p(?=\S)|user(?:name)?: {1,3}\S{1,100}\n {0,40}pass: {1,3}|"""
-    r"""(?<![^\s"'])[\w.*-]{1,100}+:(?:[56]432|(?<=\*:)\*):[^\s:]{1,63}+:[^\s:]{1,63}+:)"""
-    r"""("[^"\n]{1,300}+"|'[^'\n]{1,300}+'|\S+)"""
+    r"""(?<![^\s"'])[\w.*-]{1,100}+:(?:\d?[56]43[23]|(?<=\*:)\*):[^\s:]{1,63}+:[^\s:]{1,63}+:)"""
+    r"""("[^"\n]{1,300}+"|'[^'\n]{1,300}+'|[^\s)]+)"""
 )
 # Each match has one of these; most texts have none, and `sql` alone would be in many.
-_PLACES = (" -p", " -P", " -a ", " -w ", "machine", "pass: ", "432:", "*:*:", "sqlplus", "sqlldr", "pdp ", "pass ",
-           "-pass", "masterauth")  # fmt: skip
+_PLACES = (" -p", " -P", " -a ", " -w ", " -b ", " -E ", "--cert ", "machine", "pass: ", "432:", "433:", "*:*:",
+           "sqlplus", "sqlldr", "pdp ", "pass ", "-pass", "masterauth", "from-literal", "SETUSER ", " on >",
+           "AUTH ", "_connect(", " PDO(", " mysqli(")  # fmt: skip
 _PAIR = re.compile(
-    rf"""((?:{_FIRST}{_SECRET}[\w-]{{0,30}}+\\{{0,8}}["']?"""
+    rf"""((?:{_FIRST}{_SECRET}[\w-]{{0,30}}+\\{{0,8}}["']?]?"""
     r"""(?:(?:\s{0,3}|[ \t]{4,40})(?:=>|[=:]|%3[ad]|>(?=[^<\s]{1,300}</))|"""
+    r"""(?<=["']),\s{0,3}(?=["'][^"'\n]{0,300}["']\s{0,3}[])])(?!["'][a-z_]{1,40}["'\s])|"""
     r"""(?:(?<=["']),?\s{1,40}|\n\s{1,40}|</name>\s{0,40}<)\\{0,8}["']?value\\{0,8}["']?\s{0,3}[=:>])|"""
     r"""(?:(?<![a-z])|(?<=\\[nrt]))(?:pass|pin|otp|sas|sig)(?:\\{0,8}["']\s{0,3}:|\s{0,3}=|%3d)|"""
-    r"""(?:(?<![a-z0-9])_|[?&])auth\s{0,3}=|(?<![a-z])auth\\{0,8}["']\s{0,3}:|(?:(?-i:_PASS)|(?:db|user)_pass):)\s{0,3}|"""
+    r"""(?:(?<![a-z0-9])_|[?&]|(?-i:(?<=[A-Z])_(?=AUTH)))auth\s{0,3}="""
+    r"""(?!\s{0,3}["']?(?:true|false|yes|no|on|off|login|plain|none|basic|[01])\b)|"""
+    r"""(?<![a-z])auth\\{0,8}["']\s{0,3}:|(?:(?-i:_PASS)|(?:db|user)_pass):)\s{0,3}|"""
     r"""(?:password|(?-i:SECRET))[\s(]{1,3}(?=[en]?')|"""  # this and the next are SQL
     r"""(?:(?-i:IDENTIFIED)|user\s{1,3}(?!is\s)\S{1,100}\s{1,3}identified)\s{1,3}by\s{1,3}(?=\\{0,8}['"]))"""
     r"""(?:[|>][+-]?\n\s{1,40}[^\n]++|"{3}[^"]{0,5000}+"{3}|[bruen]?'(?:[^'\\]|\\.){0,5000}+(?:'|\Z)|[bru]?"(?:[^"\\]|\\.){0,5000}+(?:"|\Z)|"""
@@ -103,7 +127,7 @@ _PAIR = re.compile(
 )
 # Every name in _SECRET and _PAIR contains one of these words; most texts contain none, and need no search.
 _WORDS = ("pass", "pwd", "secret", "token", "auth", "cookie", "credential", "bearer", "jwt", "key", "sess",
-          "signature", "sig", "otp", "pin", "sas", "identified")  # fmt: skip
+          "signature", "sig", "otp", "pin", "sas", "identified", "private-", "kty", "connect.sid")  # fmt: skip
 # The forms of tokens: how each begins, and the rest of it, of 20 characters or more (AWS: 16). For searches see TOKENS.
 _FORMS = {
     "dl_": r"(?=[a-z\d_-]{0,30}[A-Z])[\w-]{30,}",  # ours, or most of one; an index has no capital letter
@@ -114,6 +138,9 @@ _FORMS = {
     "glrt-": r"(?=[\w-]{0,40}\d)[\w-]{20,}", "whsec_": "[A-Za-z0-9+/=]{24,}", "ATATT3": r"[\w=-]{40,}",
     "sq0": r"(?:atp|csp)-(?=[\w-]{0,40}\d)[\w-]{22,}", "glc_eyJ": "[A-Za-z0-9+/=]{29,}",
     "sntrys_eyJ": r"[\w+/=-]{29,}", "dp.pt.": "[A-Za-z0-9]{40,}", "NRAK-": "[A-Z0-9]{27}",
+    "hooks.zapier.com/": r"hooks/catch/\d+/\w{5,}", "ATCTT3": r"[\w=-]{40,}", "SCRAM-SHA-256$": r"\d+:[\w+/=:$]{20,}",
+    "re_": r"(?=\w{0,20}\d)[A-Za-z0-9]{8}_[A-Za-z0-9]{24}", "fc-": "[a-f0-9]{32}", "1//0": r"[\w-]{30,}",
+    "v1.0-": "[a-f0-9]{24}-[a-f0-9]{100,}", "sb_secret_": r"[\w-]{22,}", "t1.9euelZ": r"[\w.+/=-]{50,}",
     "xkeysib-": "[a-f0-9]{64}-[A-Za-z0-9]{16}", "discord.com/api/webhooks/": r"\d+/[\w-]{20,}",
     "discordapp.com/api/webhooks/": r"\d+/[\w-]{20,}", "webhook.office.com/": r"[\w@/-]{20,}",
     "glptt-": "[0-9a-f]{40}", "xox": r"[abeoprs]-[\w-]{18,}", "xapp-": r"\d-[\w-]{20,}",
@@ -130,14 +157,20 @@ _FORMS = {
     **dict.fromkeys(
         ("doo_v1_", "dor_v1_", "shpss_", "shpca_", "shppa_", "sntryu_", "rubygems_", "bkua_", "sqp_", "squ_", "gldt-",
          "glft-", "glsoat-", "glimt-", "glagent-", "gsk_", "pplx-", "xai-", "ntn_", "pscale_tkn_", "pscale_pw_", "AKCp",
-         "CFPAT-", "CLOJARS_", "tfp_", "pnu_", "EZAK", "sha256~", "lsv2_pt_", "lsv2_sk_"),
+         "r8_", "glcbt-", "tvly-", "tvly-dev-", "jina_", "pcsk_", "nvapi-", "sk_org_", "rnd_", "phx_", "dckr_oat_",
+         "ATBB", "secret_", "vercel_blob_rw_", "cfut_", "lin_oauth_", "apify_api_", "PMAT-", "fo1_", "fm2_", "shpua_",
+         "wandb_v1_", "csk-", "AQVN", "y0_AgAAAA", "EAAG", "CFPAT-",
+         "CLOJARS_", "tfp_", "pnu_", "EZAK", "sha256~", "lsv2_pt_", "lsv2_sk_"),
         r"(?=[a-zA-Z_-]{0,40}\d)[A-Za-z0-9_-]{0,3}[A-Za-z0-9]{20,}",
     ),
 }  # fmt: skip
+_INNER = {":AA": r"(?<=\d{6})", ".atlasv1.": r"(?<=\w)"}  # forms within a word; each other one begins a word
 _FORM = re.compile(
     "|".join(
-        {":": r"(?<=\d{6})", ".": r"(?<=\w)"}.get(begin[0], "(?<![A-Za-z0-9])") + re.escape(begin) + rest
-        for begin, rest in _FORMS.items()
+        [
+            f"(?<![A-Za-z0-9])(?:{'|'.join(re.escape(a) + rest for a, rest in _FORMS.items() if a not in _INNER)})",
+            *(before + re.escape(begin) + _FORMS[begin] for begin, before in _INNER.items()),
+        ]
     )
 )
 # Airtable, Mailchimp, Mailgun, Azure
@@ -146,8 +179,12 @@ _HEX = re.compile(
 )
 _RUN = re.compile(r"\S{20}")  # no token is shorter
 # For sql/search.sql, so that no search matches a secret: a regular expression of what masking takes for a token.
-TOKENS = "|".join(re.escape(begin.lower()) for begin in _FORMS if begin not in ("dl_", "AKIA", "ASIA"))
-TOKENS = rf"(akia|asia)[a-z0-9]{{16}}|dl_[\w-]{{30}}|({TOKENS})[\w.+/=~-]{{20}}"
+TOKENS = "|".join(
+    ("" if begin in _INNER else "(?<![a-z0-9])") + re.escape(begin.lower())
+    for begin in _FORMS
+    if begin not in ("dl_", "AKIA", "ASIA")
+)
+TOKENS = rf"(akia|asia)[a-z0-9]{{16}}|dl_[\w-]{{30}}|({TOKENS})[\w.+/=~:$-]{{20}}"
 TOKEN_WORDS = [begin.lower() for begin in _FORMS]
 _SCHEME = re.compile(r"(?:bearer|basic|token)\s+(\S+)", re.IGNORECASE)
 _USERINFO = re.compile(r"://[^\s:/@]{0,200}+:([^\s@/]{1,300}+)@")
@@ -185,6 +222,8 @@ def _masked(value: Any, depth: int) -> Any:
     if isinstance(value, dict):
         if isinstance(value.get("value"), str) and is_secret(value.get("name"), ""):
             value = {**value, "value": MASK}  # an entry of a list of variables or headers
+        if "kty" in value:
+            value = {**value, **dict.fromkeys(_JWK_MEMBERS & value.keys(), MASK)}
         shown = {
             masked_text(name) if type(name) is str else _masked(name, 0): MASK
             if is_secret(name, item)
@@ -248,7 +287,16 @@ def _masked_anew(text: str) -> str:
         text = _HEX.sub(MASK, _FORM.sub(MASK, text) if any(begin in text for begin in _FORMS) else text)
     if "://" in text:
         text = _USER.sub(rf"\g<1>{MASK}@", _urls_masked(text))
-    if ":" in text or "=" in text or "--" in text or "'" in text or "%3" in text or '"' in text or "</" in text:
+    if (
+        "set" in text
+        or ":" in text
+        or "=" in text
+        or "--" in text
+        or "'" in text
+        or "%3" in text
+        or '"' in text
+        or "</" in text
+    ):
         text = _named_masked(text)
     if any(part in text for part in _PLACES):
         text = _PLACED.sub(rf"\g<1>{MASK}", text)
@@ -258,6 +306,8 @@ def _masked_anew(text: str) -> str:
         text = _BEARER.sub(rf"\g<1>{MASK}", text)
     if "asic " in text or "BASIC " in text:
         text = _BASIC.sub(lambda match: f"{match[1]}{MASK}" if _is_login(match[2]) else match[0], text)
+    if "key=" in text or "code=" in text or "appid=" in text:
+        text = _QUERY.sub(rf"\g<1>{MASK}", text)
     if "@//" in text or ":thin:" in text:
         text = _ORACLE.sub(rf"\g<1>\g<2>{MASK}", text)
     return text
@@ -303,9 +353,15 @@ def _named_masked(text: str) -> str:
         lowered = text.lower()
         if not any(word in lowered for word in _WORDS):
             return text
-    if "PRIVATE KEY" in text:
+    if "PRIVATE KEY" in text or "Private-Lines" in text:
         text = _PEM.sub(rf"\g<1>{MASK}", text)
-    text = _PAIR.sub(rf"\g<1>{MASK}", _HEADER.sub(rf"\g<1>\g<2>{MASK}", text))
+    text = _PAIR.sub(
+        lambda match: match[0] if _AMOUNT.search(match[0]) else match[1] + MASK, _HEADER.sub(rf"\g<1>\g<2>{MASK}", text)
+    )
+    if "kty" in text:
+        text = _JWK.sub(rf"\g<1>{MASK}", text)
+    if "set" in text or "SET" in text:
+        text = _SET.sub(rf"\g<1>{MASK}", text)
     if "--" not in text:
         return text
     return _FLAG.sub(lambda match: f"--{match[1]}{match[2]}{MASK}" if _has_secret_name(match[1]) else match[0], text)

@@ -435,6 +435,29 @@ def test_ten_thousand_values_that_are_no_secrets_stay() -> None:
         assert log.masked(value) == value
 
 
+# What looks like a place or a form of secrets.
+INNOCENT = [
+    "tokens: 5", "max_tokens=4096", "{'usage': {'input_tokens': 120000}}", "primary_key=id", "key: value",
+    "?key=orders&page=2", "/jobs?key=3f2504e0-4f89-41d3-9a0c-0305e82c3301", "AUTH failed for user ann", "AUTH required",
+    "250-AUTH LOGIN PLAIN CRAM-MD5",
+    '{"p": 0.5, "q": 0.7, "d": "2026-01-01"}', "columns = ['token', 'created_at']", "?code=404", "SMTP_AUTH=login",
+    "docker login -p", "ssh -p 2222 h", "mongod -p 27017", "set token bucket size", "on > 5 rows", "sk-learn",
+    "r8_", "EAAG", "re_2026_report", "fc-barcelona-2026", "secret_santa_2026_gifts_for_all_employees", "the v1.0-beta",
+    "10.0.0.1:5432", "curl -b cookies-off", "https -a", "sha256:" + "0a1b" * 16, "task_daily_aggregation_2026_01_01",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", INNOCENT)
+def test_what_only_looks_like_a_secret_stays(text: str) -> None:
+    assert log.masked(text) == text
+
+
+def test_the_private_members_of_a_jwk_are_masked() -> None:
+    jwk = {"kty": "EC", "crv": "P-256", "x": "public", "d": "private"}
+    assert log.masked({"keys": [jwk]}) == {"keys": [jwk | {"d": "***"}]}
+    assert log.masked({"d": "2026-01-01"}) == {"d": "2026-01-01"}
+
+
 def test_flags_in_lists_and_a_jobs_own_secrets_are_masked() -> None:
     shown = log.masked({
         "args": {"password": "hunter-22", "command": ["psql", "--password", "x", "-u", "ann:pw", "login hunter-22"]},
@@ -463,7 +486,8 @@ def test_a_known_secret_is_masked_as_a_whole_word_of_eight_characters() -> None:
      "token---", "--token-", "--a", "--password ", "://" * 70 + " @ ", "://u:", "://a:b@ ", "password=[ ",
      "password={,", "-eyJ", "mysql ", "a.*-", '"a:5432:', "machine a ", "user: a\n", "sshpass -p", "0a1b", "pat0a1b",
      "password" + " " * 39, "ldapsearch -a ", "redis-cli -p ", "zip -P", "sql -p 7z ",
-     "token</name> <", "-u 1.1:1", "key-0a"],
+     "token</name> <", "-u 1.1:1", "key-0a", "AUTH a ", "SETUSER a ", "set token-", "?key=a1", "http -a ", "_connect(a,",
+     "login -p", "--pass ", "'token', '", "\"kty\" \"d\":\"", "a_auth="],
 )  # fmt: skip
 @pytest.mark.long
 def test_no_text_takes_much_longer_than_others_of_its_length(piece: str) -> None:

@@ -486,8 +486,8 @@ def test_a_known_secret_is_masked_as_a_whole_word_of_eight_characters() -> None:
      "token---", "--token-", "--a", "--password ", "://" * 70 + " @ ", "://u:", "://a:b@ ", "password=[ ",
      "password={,", "-eyJ", "mysql ", "a.*-", '"a:5432:', "machine a ", "user: a\n", "sshpass -p", "0a1b", "pat0a1b",
      "password" + " " * 39, "ldapsearch -a ", "redis-cli -p ", "zip -P", "sql -p 7z ",
-     "token</name> <", "-u 1.1:1", "key-0a", "AUTH a ", "SETUSER a ", "set token-", "?key=a1", "http -a ", "_connect(a,",
-     "login -p", "--pass ", "'token', '", "\"kty\" \"d\":\"", "a_auth="],
+     "token</name> <", "-u 1.1:1", "key-0a", "AUTH a ", "SETUSER a ", "set token-", "?key=a1", "http -a ",
+     "_connect(a,", "login -p", "--pass ", "'token', '", "\"kty\" \"d\":\"", "a_auth="],
 )  # fmt: skip
 @pytest.mark.long
 def test_no_text_takes_much_longer_than_others_of_its_length(piece: str) -> None:

@@ -321,8 +321,8 @@ def _running(case: Case) -> Iterator[Finding]:
     yield Finding(f"It runs{place}{duration}; {news}")
     if job.lease_expires_at and job.lease_expires_at < case.now:
         late = screen.duration((case.now - job.lease_expires_at).total_seconds())
-        text = f"Its lease ran out {late} ago: its machine is gone, and no reaper has noticed. Is a reaper running?"
-        yield Finding(text, ("ps",))
+        text = f"Its lease ran out {late} ago: its worker renews it no longer, and no reaper has noticed."
+        yield Finding(f"{text} Is a reaper running?", ("ps",))
     elif job.heartbeat_at and (silent := (case.now - job.heartbeat_at).total_seconds()) > SILENT_SEC:
         text = f"Its last heartbeat was {screen.duration(silent)} ago: its worker may be stopped or cut off."
         yield Finding(text, ("ps",))

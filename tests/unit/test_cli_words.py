@@ -336,7 +336,7 @@ CASES: list[tuple[doctor.Case, list[str], list[tuple[str, ...]]]] = [
     ),
     (
         case(a_job("running", attempt=1, claimed_by="w", lease_expires_at=NOW - timedelta(seconds=30))),
-        ["Its lease ran out 30 s ago"],
+        ["Its lease ran out 30 s ago: its worker renews it no longer, and no reaper has noticed"],
         [("ps",)],
     ),
     (case(a_job("failed", attempt=1, error="no use")), ["permanent", "no use"], [("job", ID), ("requeue", ID)]),

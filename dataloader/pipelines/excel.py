@@ -1,8 +1,8 @@
 """Workbooks of Excel (xlsx, xlsm) for `load.files`: the rows of one sheet below its header.
 
 A workbook is read whole: some 60 bytes a cell. Cells keep their classes: a text of digits stays a text, and a number is
-the double that Excel has. Calamine reads a formula without a value, and an error such as #N/A, as an empty cell; so
-these are read from the sheet's XML.
+the double that Excel has. Calamine reads a formula without a value, and an error such as #N/A, as an empty cell, and a
+time below zero as one of the day before; so these are read from the sheet's XML.
 """
 
 from __future__ import annotations
@@ -30,14 +30,30 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 2**20
 _WHOLE = 2.0**53  # from here on a double has no fractions, and may stand for its neighbour
 _SUSPECT = re.compile(rb'[<:]f[ />]|t="e"')  # what a sheet with formulas or errors has
+_NEGATIVE = re.compile(rb"[<:]v>-")
+_FROM_1904 = re.compile(rb"""date1904=["'](?:1|true)""")
 _PLACE = re.compile(rb'\br="([A-Z]{1,3})([0-9]{1,7})"')  # of a cell
 _MOST_CELLS = 25_000_000  # some 1.5 GB
 _NO_WORKBOOK = 'should be a workbook of Excel, xlsx or xlsm, and be whole; format "text" reads a .csv under such a name'
-_NO_VALUE = "the formula has no value: open the workbook in Excel or LibreOffice and save it, or `select` other columns"
+_SINCE_1904 = (
+    'date_format: the days of this workbook count from 1904, and those of "excel" from 1900; give the cells the'
+)
+_SINCE_1904 += " format of a date in Excel, which needs no date_format"
 
 
-class _Formula:
-    """Stands for the value of a formula that was never calculated."""
+class _Fault(str):
+    """The reason why a cell has no value."""
+
+    __slots__ = ()
+
+
+_NO_VALUE = _Fault(
+    "the formula has no value: open the workbook in Excel or LibreOffice and save it, or `select` other columns"
+)
+_BELOW_ZERO = _Fault(
+    "a date or time below zero, which no type has: give the cells the format [h]:mm or that of a number, or `select`"
+    " other columns"
+)
 
 
 def _number(value: float) -> str:
@@ -64,6 +80,9 @@ class Sheet(TypedFile):
         super().__init__(path, descriptor)
         try:
             self._sheet, is_suspect = self._opened(file, wanted.sheet)
+            with zipfile.ZipFile(file) as archive:
+                if "excel" in wanted.formats and _FROM_1904.search(archive.read("xl/workbook.xml")):
+                    raise PermanentError(f"{path}: {_SINCE_1904}")
             self._marked = dict(_marked(file, self._sheet.name)) if is_suspect else {}
         except (zipfile.BadZipFile, ET.ParseError, KeyError, OSError):
             raise PermanentError(f"{path}: {_NO_WORKBOOK}") from None
@@ -105,11 +124,12 @@ class Sheet(TypedFile):
             if len(last) > self._footer:
                 number, cells = last.popleft()
                 self._count += 1
-                formula = next((n for n, _ in self._raw if cells[n] is _Formula and n not in self._left_out), None)
-                if formula is None:
+                used = [(n, name) for n, name in self._raw if n not in self._left_out]
+                fault = next((f"column {name}: {cells[n]}" for n, name in used if type(cells[n]) is _Fault), None)
+                if fault is None:
                     yield number, {key: None if n in self._left_out else cells[n] for n, key in self._keys}
                 else:
-                    yield number, Rejected(f"column {dict(self._raw)[formula]}: {_NO_VALUE}", "")
+                    yield number, Rejected(fault, "")
 
     def type_of(self, value: Any) -> str | None:
         if isinstance(value, float):
@@ -133,19 +153,24 @@ class Sheet(TypedFile):
             name = book.sheet_names[name - 1]
         if name not in book.sheet_names:
             raise PermanentError(f"{self.origin}: sheet: should be one of {', '.join(book.sheet_names)}")
-        cells, is_suspect = _scanned(file, str(name))
+        cells, is_suspect, has_negatives = _scanned(file, str(name))
         if cells > _MOST_CELLS:
             raise PermanentError(
                 f"{self.origin}: the sheet {name} has {cells} cells between its first and its last one, and at most"
                 f" {_MOST_CELLS} can be read; delete what stands far away from the table, or save it as .csv"
             )
-        return book.get_sheet_by_name(name), is_suspect
+        sheet = book.get_sheet_by_name(name)
+        has_times = has_negatives and any(type(value) is dt.time for row in sheet.iter_rows() for value in row)
+        return sheet, is_suspect or has_times
 
     def _cells(self, skipped: int) -> Iterator[tuple[int, list[Any]]]:
         """The rows that are not empty, with their numbers."""
         first, left = self._sheet.start or (0, 0)
         for number, row in enumerate(self._sheet.iter_rows(), first + 1):
-            cells = [self._marked.get((number, left + n)) if value == "" else value for n, value in enumerate(row, 1)]
+            cells = [
+                self._marked.get((number, left + n), value or None) if value == "" or type(value) is dt.time else value
+                for n, value in enumerate(row, 1)
+            ]
             if number > skipped and any(value is not None for value in cells):
                 yield number, cells
 
@@ -159,22 +184,25 @@ def _part(archive: zipfile.ZipFile, name: str) -> str:
     return posixpath.join("/xl", targets[sheets[name]])[1:]
 
 
-def _scanned(file: BinaryIO, name: str) -> tuple[int, bool]:
-    """The cells from A1 to the last one, for each of which calamine allocates memory; whether it may misread some."""
+def _scanned(file: BinaryIO, name: str) -> tuple[int, bool, bool]:
+    """The cells from A1 to the last one, for each of which calamine allocates memory; whether it may misread some, and
+    whether there are numbers below zero, which it misreads as times.
+    """
     rows = columns = 0
-    is_suspect, last = False, b""
+    is_suspect, has_negatives, last = False, False, b""
     with zipfile.ZipFile(file) as archive, archive.open(_part(archive, name)) as text:
         while chunk := text.read(_CHUNK_BYTES):
             piece = last + chunk
             is_suspect = is_suspect or _SUSPECT.search(piece) is not None
+            has_negatives = has_negatives or _NEGATIVE.search(piece) is not None
             for letters, number in _PLACE.findall(piece):
                 rows, columns = max(rows, int(number)), max(columns, _column(letters.decode()))
             last = chunk[-16:]
-    return rows * columns, is_suspect
+    return rows * columns, is_suspect, has_negatives
 
 
 def _marked(file: BinaryIO, name: str) -> Iterator[tuple[tuple[int, int], Any]]:
-    """The cells that calamine takes for empty: errors, by their names, and formulas without a value."""
+    """The cells that calamine may misread: errors, by their names, formulas without a value, and negative numbers."""
     with zipfile.ZipFile(file) as archive, archive.open(_part(archive, name)) as text:
         yield from _suspects(text)
 
@@ -195,7 +223,9 @@ def _suspects(text: IO[bytes]) -> Iterator[tuple[tuple[int, int], Any]]:
             if element.get("t") == "e":
                 yield (row, column), values.get("v") or "#ERROR"
             elif "f" in values and not values.get("v") and element.get("t") != "str":
-                yield (row, column), _Formula
+                yield (row, column), _NO_VALUE
+            elif (values.get("v") or "").startswith("-"):
+                yield (row, column), _BELOW_ZERO
 
 
 def _local(element: ET.Element) -> str:

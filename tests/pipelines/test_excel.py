@@ -15,6 +15,8 @@ from dataloader.pipelines.files import Files
 
 openpyxl = pytest.importorskip("openpyxl")
 pytest.importorskip("python_calamine")
+from openpyxl.utils.datetime import CALENDAR_MAC_1904, CALENDAR_WINDOWS_1900  # noqa: E402
+
 from dataloader.pipelines import excel  # noqa: E402  it needs the latter
 
 Read = Callable[..., Any]
@@ -152,3 +154,29 @@ def stray(book: Any) -> None:
 def test_a_sheet_without_a_table_is_refused(read: Read, cells: list[Any], how: dict[str, Any], error: str) -> None:
     with pytest.raises(PermanentError, match=error):
         read(*cells, **how)
+
+
+@pytest.mark.parametrize("shown", ["h:mm", "yyyy-mm-dd hh:mm"])
+@pytest.mark.parametrize("epoch", [CALENDAR_WINDOWS_1900, CALENDAR_MAC_1904])
+def test_a_time_below_zero_is_refused_where_it_is_used(read: Read, loaded: Loaded, epoch: Any, shown: str) -> None:
+    """Calamine reads -0.25 as 18:00; Excel shows it as #### or as -6:00."""
+
+    def times(book: Any) -> None:
+        book.epoch = epoch
+        book.active["B2"].number_format = book.active["B3"].number_format = shown
+
+    rows = [["id", "at", "n"], [1, 0.5, -1], [2, -0.25, -2]]
+    with pytest.raises(PermanentError, match="row 3: column at: a date or time below zero"):
+        loaded(*rows, book=times)
+    assert loaded(*rows, book=times, select=["id", "n"]) == [(1, None, -1), (2, None, -2)]
+
+
+def test_serial_days_from_1904_need_no_date_format(read: Read, loaded: Loaded) -> None:
+    def book(made: Any) -> None:
+        made.epoch = CALENDAR_MAC_1904
+        made.active["B2"].number_format = "yyyy-mm-dd"
+
+    rows = [["id", "day"], [1, 40_000]]
+    assert loaded(*rows, book=book) == [(1, dt.date(2013, 7, 7))]
+    with pytest.raises(PermanentError, match="date_format: the days of this workbook count from 1904"):
+        read(*rows, book=book, date_format="excel")

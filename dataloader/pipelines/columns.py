@@ -196,6 +196,8 @@ class Reader:
             raise ValueError(_NO_TIME)
         if self._kind != "boolean":
             return self._moment(text.strip())
+        if self._is_guess:
+            raise ValueError(_GUESSED.format("not a boolean"))
         for is_true, words in ((True, self._values.true), (False, self._values.false)):
             if text in words:
                 return str(is_true).lower()
@@ -311,7 +313,8 @@ class Reader:
 _OTHERWISE = "null can list the words for a missing value, and types can make the column text"
 _TWO_NUMBERS = 'a number with two readings; decimal "." should say one, or decimal "," with thousands "." the other'
 _NO_INTEGER = "types or the table should have numeric, and max_errors rejects rows"
-_GUESSED = "{}, but the rows before had only such values, so the type is a guess; types should say it, such as text"
+_GUESSED = "{}, but the rows before had only values of this type, so it is a guess; types should say it, such as text"
+TEXT_IN_GUESS = _GUESSED.format("a text")
 _TIME_IN_DATE = "a time of day that the type date would lose; types or the table should have timestamp"
 _ZONE_IN_TIMESTAMP = "a time zone that the type timestamp would lose; types or the table should have timestamptz"
 _CLOCK_CHANGES = (

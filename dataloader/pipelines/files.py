@@ -476,14 +476,16 @@ class _Shape:
             kind, is_guess = whole.kinds.get(name, ("", False))
             at = names.index(name) if name in names else None
             reader = exact = Reader(kind, wanted, is_guess) if kind else None
+            takes_texts = not (is_guess and source.is_typed)  # the first values had another class
             if kind and source.is_typed:
-                exact = Reader(kind, wanted.exact, is_guess)
-                reader = reader if at is None or of_texts[at] else exact
+                exact = Reader(kind, wanted.exact, is_guess and kind == "boolean")
+                reader = (reader if at is None or of_texts[at] else exact) if takes_texts else None
             self._order.append((name, at, reader, exact))
-            value = columns.plain(kind, wanted, is_guess) if kind else ""
+            value = columns.plain(kind, wanted, is_guess and takes_texts) if kind else ""
             is_null = f"(?!(?:{words})(?:{mark}|[\r\n]|\\Z))" if words else ""
             bare.append(is_null + (f"(?:{value})?+" if kind else f"[^{mark}]*+"))
-            typed = f'(?:{value})|{no_word}"(?:{value})"|'  # a quoted number may be a word for null too
+            typed = f"(?:{value})|"
+            typed += f'{no_word}"(?:{value})"|' * takes_texts  # a quoted number may be a word for null too
             text = text_pattern(source.delimiter)
             quoted.append(is_null + (f"(?:{typed})" if kind else text))
             with_words.append(f"(?:(?:{words})(?=[{mark}\r\n])|(?:{value})?+)" if kind else text)
@@ -549,15 +551,17 @@ class _Shape:
                 fields.append("")
                 continue
             is_quoted = cell[0] == '"'
-            if reader is None or exact is None:
+            if exact is None:
                 fields.append(cell if out == self._delimiter else csv_file.field(value_of(cell), out, is_quoted))
                 continue
             value = value_of(cell)
             if not value or value in self._nulls:  # a quoted one is null too
                 fields.append("")
                 continue
+            if is_quoted and reader is None:
+                return Rejected(f"column {name}: {columns.TEXT_IN_GUESS}", text)
             try:
-                fields.append(csv_file.field((reader if is_quoted else exact).read(value), out))
+                fields.append(csv_file.field((reader if reader and is_quoted else exact).read(value), out))
             except ValueError as e:
                 return Rejected(f"column {name}: {e}", text)
         return out.join(fields)
@@ -585,6 +589,7 @@ class Shaped(Source):
         self._opened: tuple[Source, list[str]] | None = None
         self._bases: list[tuple[int, Source]] = []
         self.kinds: dict[str, tuple[str, bool]] = {}  # the kind of each column that has one; and whether it is a guess
+        self._declared = {*wanted.types, *self.existing}  # the columns whose types are no guesses
         self._done = self.begin = Place()
         with ExitStack() as archives:  # an error closes them
             archives.callback(lambda: self._stack.close())
@@ -658,6 +663,7 @@ class Shaped(Source):
                     for name, type_ in zip(names, source.columns.values(), strict=True):
                         kinds = [kind for kind in (given.get(name, UNSEEN), type_) if kind is not UNSEEN]
                         given[name] = common_type({*kinds})
+                    self._declared |= {*names} if isinstance(source, parquet.ArrowFile) else set()
                 if at == 0:  # it is not read for its columns again
                     self._opened, self._stack = (source, [*names]), stack.pop_all()
             entry.version, entry.size, entry.is_typed = source.version, source.size, source.is_typed
@@ -723,8 +729,8 @@ class Shaped(Source):
             stored = self.existing.get(name)
             is_widened = wanted.schema_change == "widen" and stored and csv_table.wider(stored, self.columns[name])
             kind = kind_of(self.columns[name] if is_widened or not stored else self._base_types[name])
-            if kind and not (are_typed and kind_of(given.get(name, "")) == kind):
-                is_guess = name not in wanted.types and name not in self.existing and name not in given
+            is_guess = name not in self._declared
+            if kind and (is_guess or not (are_typed and kind_of(given.get(name, "")) == kind)):
                 self.kinds[name] = kind, is_guess
 
     def _sample(self, names: list[str]) -> Iterator[list[str | None]]:
@@ -801,7 +807,9 @@ class Shaped(Source):
         except ImportError:
             return None
         if not isinstance(source, CsvFile):
-            return json_block.Lines([*source.columns], self.stored, added, len(self.lines))
+            names = dict(zip(source.columns, cast(tuple[Source, list[str]], self._opened)[1], strict=True))
+            guessed = {raw for raw, name in names.items() if self.kinds.get(name, ("", False))[1]}
+            return json_block.Lines([*names], self.stored, added, len(self.lines), guessed)
         others = [self.wanted.comment] if self.wanted.comment else []
         return arrow_block.reader(self.delimiter, self._shape.words, self.stored, added, len(self.lines), others)
 

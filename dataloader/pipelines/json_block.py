@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -44,10 +44,19 @@ _BARE = ("boolean", *NUMBERS, "jsonb")
 class Lines:
     """Reads lines as columns, and these as a binary COPY: two threads may share the work.
 
-    `names` are those of the first `stored` columns in the objects; the other arguments are as in `arrow_block.reader`.
+    `names` are those of the first `stored` columns in the objects; the `guessed` ones take no texts. The other
+    arguments are as in `arrow_block.reader`.
     """
 
-    def __init__(self, names: Sequence[str], stored: Sequence[str], added: Sequence[Any], lines: int) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        stored: Sequence[str],
+        added: Sequence[Any],
+        lines: int,
+        guessed: Collection[str] = (),
+    ) -> None:
+        self._guessed = guessed
         self._kinds = {name: re.sub(r"\(.*?\)", "", kind) for name, kind in zip(names, stored, strict=False)}
         self._stored, self._added, self._lines = stored, added, lines
         self._is_known = "json" not in self._kinds.values() and all(map(takes_texts, self._kinds.values()))
@@ -63,7 +72,7 @@ class Lines:
             with suppress(*_DOUBTS):
                 return _parsed(text, self._schema)
         with suppress(*_DOUBTS):
-            return _columns(text, self._kinds) if self._is_known else None
+            return _columns(text, self._kinds, self._guessed) if self._is_known else None
         return None
 
     def copied(self, columns: list[Any], line: int) -> Copied | None:
@@ -133,7 +142,7 @@ def _parsed(text: bytes, schema: Any) -> list[Any]:
     return columns
 
 
-def _columns(text: bytes, kinds: dict[str, str]) -> list[Any]:
+def _columns(text: bytes, kinds: dict[str, str], guessed: Collection[str]) -> list[Any]:
     """The texts of the values of these lines, a column for each name; an error for lines of another layout."""
     names, marked, marks, spans = _read(text, "jsonb" in kinds.values())
     raw, final = pa.py_buffer(marked), pa.py_buffer(marked.translate(_UNMARKED))
@@ -144,6 +153,8 @@ def _columns(text: bytes, kinds: dict[str, str]) -> list[Any]:
             continue
         if kinds[name] not in _BARE and not (is_quoted | is_null).all():
             raise ValueError("a value without quotes")
+        if name in guessed and is_quoted.any():
+            raise ValueError("a text, which has another type than the first values")
         columns[name] = _texts(final, begin + is_quoted, end - is_quoted, is_null)
         if kinds[name] in NUMBERS and pc.all(pc.match_substring_regex(columns[name], _NUMBER)).as_py() is False:
             raise ValueError("no number of JSON")

@@ -288,3 +288,45 @@ def test_files_of_one_load_agree_about_json(job: Load, rows: Rows, tmp_path: Pat
     result = job("load.files", {"path": "many", "table": "t", "key": ["id"]})
     assert result.status == "succeeded", result.error
     assert rows("SELECT * FROM t ORDER BY id") == [(1, {"n": 1}), (2, "7")]
+
+
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let some hundred bytes be the first part of a large file."""
+    for module in (csv_table, json_file):
+        monkeypatch.setattr(module, "PART_BYTES", 999)
+    monkeypatch.setattr(json_file, "_CHUNK_BYTES", 500)
+    monkeypatch.setattr(json_file, "_COPIED_BYTES", 500)
+
+
+@pytest.mark.parametrize("is_quick", [True, False])
+@pytest.mark.parametrize(
+    ("usual", "late", "error"),
+    [
+        (*("1", '"007"'), "a text, but the rows before had only values of this type"),
+        (*("1.5", '"12E4"'), "a text, but the rows before had only values of this type"),
+        (*("true", '"yes"'), "a text, but the rows before had only values of this type"),
+        (*("true", "1"), "not a boolean, but the rows before had only values of this type"),
+        *(("1", "true", "not a number"), ("1", "1.5", "a number with a fraction")),
+    ],
+)
+def test_a_late_value_of_another_class_is_refused(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch, rows: Rows, is_quick: bool, usual: str, late: str, error: str
+) -> None:
+    """The first part of a large file decides the types; PostgreSQL would read "007" as 7, and 1 as true."""
+    large(monkeypatch)
+    if not is_quick:
+        monkeypatch.setattr(JsonFile, "pass_lines", None)
+    lines = [f'{{"id":{n},"v":{usual}}}\n' for n in range(1, 100)]
+    text = "".join([*lines, f'{{"id":100,"v":{late}}}\n'])
+    with pytest.raises(PermanentError, match=f"line 100: column v: {error}"):
+        loaded(text)
+    assert rows("SELECT to_regclass('t')") == [(None,)]
+    assert loaded(text, "SELECT v FROM t WHERE id = 100", types={"v": "text"}) == [(late.strip('"'),)]
+
+
+def test_late_numbers_of_any_form_arrive(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    large(monkeypatch)
+    late = ["1e-05", "-0.0", "1E400", "12345678901234567890.5", "null"]
+    text = "".join(f'{{"id":{n},"v":{late[n] if n < 0 else 1.5}}}\n' for n in [*range(100), *range(-len(late), 0)])
+    found = loaded(text, "SELECT v FROM t WHERE id < 0 ORDER BY id", null=["-"])
+    assert found == [(None if each == "null" else Decimal(each),) for each in late]

@@ -1,6 +1,10 @@
 -- A load's statements in its target database, for dataloader/pipelines/csv_table.py. Values are literals in them: beside
 -- parameters, a % in a column's name would be a placeholder.
 
+-- name: begin
+-- The load's session reads a text in one way, whatever its role has set: 03/04/2026 is no date there.
+SELECT current_schema(), set_config('DateStyle', 'ISO, YMD', true), set_config('IntervalStyle', 'postgres', true);
+
 -- name: kind
 SELECT (SELECT relkind FROM pg_class WHERE oid = to_regclass({table_name}));
 

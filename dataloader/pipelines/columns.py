@@ -26,8 +26,10 @@ _KINDS = {
     **{"boolean": "boolean", "bool": "boolean", "date": "date", "timestamp": "timestamp"},
     **{"timestamp without time zone": "timestamp", "timestamp with time zone": "timestamptz"},
     **{"timestamptz": "timestamptz", "time": "time", "time without time zone": "time"},
+    **{"timetz": "timetz", "time with time zone": "timetz"},
 }
-_TEXTS = ("character", "character varying", "bit varying", "time with time zone")
+OF_TIME = ("date", "timestamp", "timestamptz", "time", "timetz")
+_TEXTS = ("character", "character varying", "bit varying")
 _BOOLEANS = {"t", "true", "y", "yes", "on", "1", "f", "false", "n", "no", "off", "0"}
 # The form of a number that PostgreSQL gives back unchanged: without zeros in front, a plus, an exponent.
 _INTEGER = "-?(?!0[0-9])[0-9]++"
@@ -36,6 +38,7 @@ _TWO = "[0-9][0-9]"  # matched in half the time of [0-9]{2}
 _DAY = f"{_TWO}{_TWO}-{_TWO}-{_TWO}"
 _TIME = rf"{_DAY}[ T]{_TWO}:{_TWO}(?::{_TWO}(?:\.[0-9]{{1,6}}0*+)?)?"
 _ZONE = f" ?(?:Z|UTC|[+-]{_TWO}(?::?{_TWO})?)"
+_CLOCK = rf"[0-9]?[0-9]:{_TWO}(?::[0-5][0-9](?:\.[0-9]{{1,6}}0*+)?)?(?: ?[AaPp][Mm])?"
 _MIDNIGHT = re.compile(rf"({_DAY})[ T]00:00(?::00(?:\.0*)?)?")
 # What PostgreSQL reads in one way only, by kind, in a column whose type was declared.
 _PLAIN = {
@@ -45,7 +48,7 @@ _PLAIN = {
     "date": f"{_DAY}|[0-9]{{8}}|-?infinity",
     "timestamp": f"{_TIME}|{_DAY}|-?infinity",
     "timestamptz": f"{_TIME}{_ZONE}|-?infinity",
-    "time": rf"[0-9]?[0-9]:{_TWO}(?::[0-5][0-9](?:\.[0-9]{{1,6}}0*+)?)?(?: ?[AaPp][Mm])?",
+    **{"time": _CLOCK, "timetz": f"{_CLOCK}{_ZONE}"},
 }
 _ISO = [f"%Y-%m-%d{time}" for time in ("", " %H:%M:%S", " %H:%M:%S.%f", " %H:%M:%S%z", " %H:%M:%S.%f%z")]
 _SPACES, _APOSTROPHES = " \u00a0\u2007\u2009\u202f", "'\u2019"
@@ -154,7 +157,7 @@ class Values(Arguments):
 
 
 def kind_of(type_: str) -> str:
-    """PURE: the kind of a type: integer, number, boolean, date, timestamp, timestamptz, time, or "" for others."""
+    """PURE: the kind of a type: integer, number, boolean, one of OF_TIME, or "" for others."""
     return _KINDS.get(re.sub(r" ?\(.*?\)", "", type_).lower(), "")
 
 
@@ -163,7 +166,7 @@ def plain(kind: str, values: Values, is_guess: bool) -> str:
     if kind in ("integer", "number"):
         canonical = _INTEGER if kind == "integer" or values.decimal != "." else _NUMBER
         return canonical if is_guess or values.decimal != "." or values.thousands else _PLAIN[kind]
-    if kind == "time":
+    if kind in _NO_CLOCK:
         return _PLAIN[kind]
     if (values.formats and not values.takes_iso) or (kind == "boolean" and (values.true or values.false)):
         return "(?!)"
@@ -176,8 +179,8 @@ class Reader:
     """Reads the values of one column that are not plain."""
 
     def __init__(self, kind: str, values: Values, is_guess: bool = False) -> None:
-        self._kind, self._values, self._is_guess = kind, values, is_guess
-        self.is_of_time = kind in ("date", "timestamp", "timestamptz")
+        self.kind, self._values, self._is_guess = kind, values, is_guess
+        self.is_of_time = kind in OF_TIME
         self._is_plain = re.compile(plain(kind, values, is_guess)).fullmatch
         self._known = lru_cache(4_096)(self._read)
 
@@ -188,13 +191,13 @@ class Reader:
     def _read(self, text: str) -> str:
         if self._is_plain(text):
             return text
-        if self._kind in ("integer", "number"):
+        if self.kind in ("integer", "number"):
             return self._number(text)
-        if self._kind == "time":
+        if self.kind in _NO_CLOCK:
             if self._is_plain(text.strip()):
                 return text
-            raise ValueError(_NO_TIME)
-        if self._kind != "boolean":
+            raise ValueError(_NO_CLOCK[self.kind])
+        if self.kind != "boolean":
             return self._moment(text.strip())
         if self._is_guess:
             raise ValueError(_GUESSED.format("not a boolean"))
@@ -214,7 +217,7 @@ class Reader:
         form = before.strip() + digits + "." * bool(fraction) + exponent + behind
         if self._is_guess and not re.fullmatch(r"0|-?[1-9][0-9]*|-?(?:0|[1-9][0-9]*)?\.", form):
             raise ValueError(_GUESSED.format("a number in a form that it would lose, such as zeros in front"))
-        if self._kind == "integer" and (fraction or exponent):
+        if self.kind == "integer" and (fraction or exponent):
             if fraction == "000" and len(digits) <= 3 and not {"decimal", "thousands"} & self._values.model_fields_set:
                 raise ValueError(_TWO_NUMBERS)
             if exponent or fraction.strip("0") or self._is_guess:
@@ -247,9 +250,9 @@ class Reader:
             if moment is not None:
                 return self._typed(moment)
         if not self._values.formats or self._values.takes_iso:
-            if self._kind == "date" and not self._is_guess and (match := _MIDNIGHT.fullmatch(text)):
+            if self.kind == "date" and not self._is_guess and (match := _MIDNIGHT.fullmatch(text)):
                 return match[1]
-            if self._kind == "timestamptz" and self._values.timezone and re.fullmatch(f"{_TIME}|{_DAY}", text):
+            if self.kind == "timestamptz" and self._values.timezone and re.fullmatch(f"{_TIME}|{_DAY}", text):
                 return self._in_zone(text)
             if self._is_plain(text):
                 return text
@@ -257,13 +260,13 @@ class Reader:
 
     def _typed(self, moment: datetime) -> str:
         """The moment as text of this type; raises ValueError where the type would lose a part of it."""
-        if self._kind == "date":
+        if self.kind == "date":
             if moment.time() != datetime.min.time():
                 raise ValueError(_TIME_IN_DATE)
             return moment.date().isoformat()
-        if self._kind == "timestamp" and moment.tzinfo:
+        if self.kind == "timestamp" and moment.tzinfo:
             raise ValueError(_ZONE_IN_TIMESTAMP)
-        if self._kind == "timestamptz" and not moment.tzinfo:
+        if self.kind == "timestamptz" and not moment.tzinfo:
             if not self._values.timezone:
                 raise ValueError(_NO_ZONE)
             return self._in_zone(moment.isoformat(" "))
@@ -284,9 +287,9 @@ class Reader:
         if re.fullmatch(f"(?:{_TIME}|{_DAY})(?:{_ZONE})?", text) and (
             not self._values.formats or self._values.takes_iso
         ):
-            if self._kind == "date":
+            if self.kind == "date":
                 return _TIME_IN_DATE
-            return _ZONE_IN_TIMESTAMP if self._kind == "timestamp" else _NO_ZONE
+            return _ZONE_IN_TIMESTAMP if self.kind == "timestamp" else _NO_ZONE
         if self._is_guess:
             return _GUESSED.format("not such a date or time as the ones before it")
         if self._values.formats:
@@ -320,9 +323,11 @@ _ZONE_IN_TIMESTAMP = "a time zone that the type timestamp would lose; types or t
 _CLOCK_CHANGES = (
     "a time that the clocks of timezone show twice, or never; types can make it timestamp, and max_errors rejects rows"
 )
-_NO_TIME = (
-    "not a time of day alone, as 23:59:59; the type time would lose a day, a zone or digits; types can make it text"
-)
+_NO_CLOCK = {
+    "time": "not a time of day alone, as 23:59:59; the type time would lose a day, a zone or digits; types can make it"
+    " text",
+    "timetz": "not a time of day with its zone, as 23:59:59+01; types can make it time or text",
+}
 _NO_ZONE = 'a time without its zone; timezone should name it, such as "Europe/Berlin"'
 
 

@@ -53,7 +53,7 @@ _LINE_ENDS = re.compile("\r\n?|\n")
 _IN_COPY = re.compile(r'(?m)^[^:"\n]*(?:COPY|복사)[^:\n]*')
 _COUNTS = ("inserted", "updated", "unchanged", "deleted", "duplicate_keys", "rejected")
 _BITS = {"smallint": 16, "integer": 32, "bigint": 64}
-_UNLIMITED = {"numeric": "numeric", "character varying": "text", "character": "text"}
+_UNLIMITED = {"numeric": "numeric", "character varying": "text"}
 _ALIASES = {
     **{"int2": "smallint", "int": "integer", "int4": "integer", "int8": "bigint"},
     **{"decimal": "numeric", "float4": "real", "float8": "double precision"},
@@ -537,7 +537,8 @@ class Table:
         self._wanted, self._source, self._staging = wanted, source, staging_of(context.job_id)
         self._rejected: int | None = None  # records, once they are counted: a count for each would be slow
         self._cursor = conn.cursor(row_factory=tuple_row)
-        [(self._schema,)] = self._cursor.execute("SELECT current_schema()").fetchall()
+        self._parts: dict[str, sql.Composable] = {}  # the values of the names in braces in the statements
+        [(self._schema, *_)] = self._rows("begin")
         if not self._schema:
             raise PermanentError(f"table: there is no schema for {wanted.table}; does PG_SCHEMA exist?")
         schema, _, name = wanted.table.rpartition(".")
@@ -547,8 +548,7 @@ class Table:
         table, rejects = (sql.Identifier(schema, name + end) for end in ("", _REJECTS))
         values = [column for column in source.columns if column not in wanted.key]
         back = [wanted.deleted_column] if wanted.delete_missing == "soft" else []  # NULL in a row that comes back
-        # The values of the names in braces in the statements.
-        self._parts: dict[str, sql.Composable] = {
+        self._parts = {
             **{"table": table, "table_name": sql.Literal(table.as_string()), "name": sql.Identifier(name)},
             **{"rejects": rejects, "rejects_name": sql.Literal(rejects.as_string())},
             "delimiter": sql.Literal(source.delimiter),
@@ -803,7 +803,10 @@ class Table:
         if wanted.key:
             self._do("ANALYZE {staging} ({key})")
             self._parts["last"] = self._composed("last" if distinct < staged else "{staging}")
-        deletes = wanted.mode == "replace" or bool(wanted.delete_missing)
+        has_rejects: LiteralString = "SELECT EXISTS (SELECT FROM {staged_rejects})"
+        # A rejected record may be the row that seems to be missing.
+        is_whole = not (wanted.max_errors and self._value(has_rejects))
+        deletes = wanted.mode == "replace" or (bool(wanted.delete_missing) and is_whole)
         if deletes or wanted.mode == "scd2":
             # No other writes; readers go on.
             self._do("LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")

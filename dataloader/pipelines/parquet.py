@@ -1,7 +1,7 @@
-"""`load.parquet`: a Parquet file into a table, by key, all of it or nothing. It needs the extra `parquet`.
+"""Parquet and ORC for `load.files`, and `load.parquet`, which needs the extra `parquet` alone.
 
-The rows are copied in binary form, or as CSV records where PostgreSQL has to read a text; the staging, the merge and
-the rules for the table are those of `load.csv`. pyarrow is imported by the first run: it costs a worker some 60 MB.
+The rows are copied in binary form, or as CSV records where PostgreSQL has to read a text. pyarrow is imported by the
+first run: it costs a worker some 60 MB.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dataloader.pipelines import Context, PermanentError, Progress, csv_table, register_with, validated
-from dataloader.pipelines.csv_table import UNSEEN, Batch, Block, FileArguments, FileSource, Item, Place, Target, opened
+from dataloader.pipelines import Context, PermanentError, Progress, csv_table, register_with
+from dataloader.pipelines.csv_table import UNSEEN, Batch, Block, FileSource, Item, Place
 
 if TYPE_CHECKING:
     from typing import BinaryIO
+
+    from dataloader.pipelines.files import Files
 
 _BUFFER = 2**20  # bytes of a column that are read at once
 # Rows that are decoded at once: a long text that is repeated takes few bytes in a file. Bytes of them, and of one COPY.
@@ -32,22 +34,12 @@ _TYPES = {
 }
 
 
-class Wanted(Target, FileArguments):
-    """The `args` of `load.parquet`; docs/loaders.md explains each."""
-
-
 @register_with("pyarrow", "parquet", "load.parquet", spares_attempts=True)
 def load_parquet(args: dict[str, Any], context: Context) -> Generator[Progress | None, None, Progress]:
-    """Make the rows of `table` with the file's keys equal to the file's, as `load.csv` does.
+    """Load as `load.files` does; `path` has Parquet files, whatever their names are."""
+    from dataloader.pipelines.files import load_files
 
-    A file that is damaged raises PermanentError too.
-    """
-    wanted = validated(Wanted, args)
-    with (
-        open(opened(context.data_dir, wanted.path), "rb", buffering=0) as file,
-        closing(ParquetFile(wanted.path, file.fileno(), file)) as source,
-    ):
-        return (yield from csv_table.load(context, wanted, source))
+    return (yield from load_files(args | {"format": "parquet"}, context))
 
 
 class ArrowFile(FileSource):
@@ -58,10 +50,10 @@ class ArrowFile(FileSource):
     added: Sequence[Any] = ()  # the values of further columns, the same in each row
     lines = 0  # columns behind them, with the number of each row
 
-    def __init__(self, path: str, descriptor: int, file: BinaryIO, wanted: Target | None = None) -> None:
+    def __init__(self, path: str, descriptor: int, file: BinaryIO, wanted: Files) -> None:
         """Read what the file says of itself; raises PermanentError where it is no such file that can be loaded."""
         super().__init__(path, descriptor)
-        self._select, self._renamed = getattr(wanted, "select", None), getattr(wanted, "columns", {})
+        self._select, self._renamed = wanted.select, wanted.columns
         with self._readable():
             schema = self._opened(file)
         self.columns = columns_of(path, schema)
@@ -253,9 +245,11 @@ def csv_records(batch: Any) -> list[str]:
 
 
 def decoded(column: Any) -> Any:
-    """PURE: the column without a dictionary or views, for which Arrow lacks functions."""
-    from pyarrow import binary, string, types
+    """PURE: the column without a dictionary, runs or views, for which Arrow lacks functions."""
+    from pyarrow import binary, compute, string, types
 
+    if types.is_run_end_encoded(column.type):
+        return decoded(compute.run_end_decode(column))
     if types.is_dictionary(column.type):
         return decoded(column.dictionary).take(column.indices)
     if types.is_string_view(column.type):
@@ -264,7 +258,7 @@ def decoded(column: Any) -> Any:
 
 
 def texts_of(column: Any) -> Any:
-    """PURE: the values of a column as PostgreSQL reads them; raises pyarrow's errors."""
+    """PURE: the values of a column as PostgreSQL reads them; raises pyarrow's errors, and PermanentError."""
     import pyarrow
     from pyarrow import compute, types
 
@@ -291,7 +285,13 @@ def texts_of(column: Any) -> Any:
         maps = None if re.search("map<(?!string|u?int)", str(kind)) else "lossy"  # of equal names the last counts
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Encountered key")  # its text has the name, which may be a secret
-            values = column.to_pylist(maps_as_pydicts=maps)
+            try:
+                values = column.to_pylist(maps_as_pydicts=maps)
+            except (ValueError, OverflowError) as e:
+                if isinstance(e, pyarrow.ArrowException | UnicodeError):
+                    raise
+                fault = f"a value of the type {kind} has a time with nanoseconds, or outside of the years 1 to 9999"
+                raise PermanentError(f"{fault}; cast its times to microseconds, or the value to a text") from None
         return _texts(values, lambda value: json.dumps(value, default=_json, ensure_ascii=False))
     elif types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
         return _python(column, lambda value: f"\\x{value.hex()}")
@@ -317,7 +317,7 @@ def _type(kind: Any) -> str:
     import pyarrow
     from pyarrow import types
 
-    if types.is_dictionary(kind):
+    if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
         return _type(kind.value_type)
     if isinstance(kind, pyarrow.BaseExtensionType):
         return {"arrow.uuid": "uuid", "arrow.json": "jsonb"}.get(kind.extension_name) or _type(kind.storage_type)

@@ -20,7 +20,7 @@ import psycopg
 from psycopg.adapt import PyFormat, Transformer
 
 from dataloader.pipelines import Context, PermanentError, Progress, csv_table, parquet, validated
-from dataloader.pipelines.columns import Reader, Values, kind_of
+from dataloader.pipelines.columns import OF_TIME, Reader, Values, kind_of
 from dataloader.pipelines.csv_table import (
     UNSEEN,
     FileSource,
@@ -44,21 +44,19 @@ _TYPES: list[tuple[str, tuple[type, ...]]] = [
 ]
 
 
-_NUMBERS = (int, float, Decimal)
-
-
 class _Guess(str):
     """The type of a new table's column by the first rows; nobody has given it."""
 
 
-# The values of which a column of such a type loses no part. PostgreSQL would cut others without an error.
+def _is_no_text(value: Any) -> bool:
+    return not isinstance(value, str)
+
+
+# The values that a guessed type keeps. PostgreSQL would read others by its own rules, 007 as 7.
 _KEPT: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("bigint", "numeric", "boolean", *OF_TIME, "interval", "bytea", "jsonb"), _is_no_text),
     "double precision": lambda value: isinstance(value, float) or (isinstance(value, int) and abs(value) <= 2**53),
-    "date": lambda value: isinstance(value, date) and not isinstance(value, datetime),
-    "timestamp": lambda value: isinstance(value, datetime) and not value.tzinfo,
-    "time": lambda value: isinstance(value, time) and not value.tzinfo,
 }
-_BY_TEXT = ("bigint", "numeric", "boolean", "timestamptz", "timetz", "interval", "bytea", "jsonb")
 
 
 def load(
@@ -135,11 +133,8 @@ class Rows(Source):
     def records(self, begin: Place) -> Iterator[tuple[int, str | Rejected]]:
         # A caller may have given types since, and the table may be there.
         guesses = {n: kind for n, kind in self.columns.items() if isinstance(kind, _Guess) and n not in self.in_target}
-        # PostgreSQL would read a late text by its own rules, 007 as 7, unless the arguments say how texts are written.
-        kept = dict.fromkeys(() if self._written else _BY_TEXT, lambda value: not isinstance(value, str)) | _KEPT
-        self._is_kept = [kept.get(guesses.get(name, "")) for name in self._names]
-        kinds = map(kind_of, self.stored or self.columns.values())
-        self._readers = [Reader(kind, self._written) if self._written and kind else None for kind in kinds]
+        self._is_kept = [_KEPT.get(guesses.get(name, "")) for name in self._names]
+        self._readers = [_reader(kind, self._written) for kind in self.stored or self.columns.values()]
         for row in self._rows:
             values = self._values(row)
             text = self._text(values) if isinstance(values, list) else values
@@ -168,9 +163,9 @@ class Rows(Source):
                 reason = f"{self.columns[name]}, the type of the first {SAMPLE} rows, may lose a part of it"
                 remedy = "give `columns` or `types`"
                 return Rejected(f"column {name}: a {type(value).__name__}; {reason}: {remedy}", "")
-            if reader and (isinstance(value, str) or (reader.is_of_time and type(value) in _NUMBERS)):
+            if reader and value is not None and (reader.is_of_time or isinstance(value, str)):
                 try:
-                    value = reader.read(str(value)) if value != "" else None
+                    value = None if self._written and value == "" else reader.read(str(value))
                 except ValueError as e:
                     return Rejected(f"column {name}: {e}", "")
             try:
@@ -197,6 +192,13 @@ class Rows(Source):
         return quoted(value)
 
 
+def _reader(type_: str, written: Values | None) -> Reader | None:
+    """PURE: reads values for a type: with `written` texts, without it those that PostgreSQL would cut silently."""
+    kind = kind_of(type_)
+    is_read = kind if written else kind in OF_TIME and kind != "timestamptz"
+    return Reader(kind, written or Values()) if is_read else None
+
+
 def _type(values: Sequence[Any]) -> str:
     """PURE: the type of a new table's column for these values of Python."""
     given = [value for value in values if value is not None]
@@ -221,24 +223,21 @@ class Frames(Source):
             import pyarrow
         except ImportError:
             raise PermanentError("context.load reads frames by pyarrow: pip install 'dataloader-farm[files]'") from None
-        stream, self._written = pyarrow.RecordBatchReader.from_stream(frame), written
+        try:
+            stream, self._written = pyarrow.RecordBatchReader.from_stream(frame), written
+        except pyarrow.ArrowException as e:  # its text names types alone
+            raise PermanentError(f"{self.origin}: pyarrow cannot read the frame: {e}; cast it to other types") from None
         self.batches: Iterator[Any] = iter(stream)
         self.columns = parquet.columns_of(self.origin, stream.schema)
-        of = pyarrow.types
-        kinds = [each.type.value_type if of.is_dictionary(each.type) else each.type for each in stream.schema]
-        self._are_texts = [*map(of.is_string, kinds)]
-        self._are_numbers = [of.is_integer(kind) or of.is_floating(kind) for kind in kinds]
+        self._given = [*self.columns.values()]
 
     def items(self, begin: Place, size: int) -> Iterator[tuple[int, Item]]:
-        if written := self._written:
-            kinds = map(kind_of, self.stored or self.columns.values())
-            given = [Reader(kind, written) if kind else None for kind in kinds]
-            readers = [
-                reader if reader and (is_text or (is_number and reader.is_of_time)) else None
-                for reader, is_text, is_number in zip(given, self._are_texts, self._are_numbers, strict=True)
-            ]
-            if any(readers) or (written.null and any(self._are_texts)):
-                return self._read_items(size, readers)
+        readers = [_reader(kind, self._written) for kind in self.stored or self.columns.values()]
+        for at, (reader, given) in enumerate(zip(readers, self._given, strict=True)):
+            if reader and given != "text" and (not reader.is_of_time or kind_of(given) == reader.kind):
+                readers[at] = None
+        if any(readers) or (self._written and self._written.null and "text" in self._given):
+            return self._read_items(size, readers)
         # Not in a thread: a pipeline's own generator may make the batches.
         return map(self._counted_batch, parquet.copied(self.batches, size, self.stored, parquet.block_of))
 
@@ -248,8 +247,8 @@ class Frames(Source):
         for batch in self.batches:
             faults: dict[int, str] = {}
             columns = batch.columns
-            for at, (reader, is_text) in enumerate(zip(readers, self._are_texts, strict=True)):
-                if reader or is_text:
+            for at, (reader, given) in enumerate(zip(readers, self._given, strict=True)):
+                if reader or (self._written and given == "text"):
                     columns[at] = self._read(columns[at], at, reader, faults)
             read = RecordBatch.from_arrays(columns, names=batch.schema.names)
             if not faults:
@@ -264,14 +263,13 @@ class Frames(Source):
         import pyarrow
 
         nulls = self._written.null if self._written else ()
-        values: list[Any] = column.to_pylist()
+        values: list[Any] = parquet.texts_of(column).to_pylist()
         for row, value in enumerate(values):
-            if value in nulls or (reader and value == ""):
+            if value in nulls or (reader and self._written and value == ""):
                 values[row] = None
             elif reader and value is not None:
-                values[row] = str(value)
                 try:
-                    values[row] = reader.read(values[row])
+                    values[row] = reader.read(value)
                 except ValueError as e:
                     faults[row] = f"column {list(self.columns)[at]}: {e}"
         return pyarrow.array(values, pyarrow.string())

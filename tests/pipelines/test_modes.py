@@ -136,6 +136,20 @@ def test_more_rows_than_max_delete_do_not_vanish(load: Load, rows: Rows, args: d
     assert load("id\n1\n2\n", max_delete=0.5, **args).result["deleted"] >= 2
 
 
+@pytest.mark.parametrize(
+    "args", [{"delete_missing": True}, {"delete_missing": "soft"}, {"mode": "scd2", "delete_missing": True}]
+)
+def test_a_load_that_rejects_a_row_deletes_none(load: Load, rows: Rows, in_parts: bool, args: dict[str, Any]) -> None:
+    """The row that is not in the file may be the rejected one."""
+    args = {"key": ["id"], "max_errors": 1} | args
+    load("id,n\n1,1\n2,2\n3,3\n", **args)
+    column = "(deleted_at IS NULL)" if args["delete_missing"] == "soft" else "is_current" if "mode" in args else "true"
+    rows("ALTER TABLE t ALTER n TYPE int USING n::int")
+    assert counts(load("id,n\n1,1\n2,x\n", **args)) == {"unchanged": 1, "rejected": 1}
+    assert rows(f"SELECT id::int, {column} FROM t ORDER BY 1") == [(1, True), (2, True), (3, True)]
+    assert counts(load("id,n\n1,1\n2,2\n", **args)) == {"unchanged": 2, "deleted": 1}
+
+
 # --- scd2 ---
 
 
@@ -192,10 +206,19 @@ def test_which_values_need_a_wider_type(
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [("bigint", "integer"), ("integer", "text"), ("text", "numeric"), ("date", "text")]
+    ("old", "new"),
+    [("bigint", "integer"), ("integer", "text"), ("text", "numeric"), ("date", "text"), ("character(3)", "text")],
 )
 def test_other_types_stay(old: str, new: str) -> None:
     assert wider(old, new) is None
+
+
+def test_blanks_that_fill_a_column_are_no_part_of_its_values(load: Load, rows: Rows) -> None:
+    """A text column would keep them: `y  ` would be another key than `y`."""
+    rows("CREATE TABLE t (id character(3) PRIMARY KEY, n text); INSERT INTO t VALUES ('x'), ('y')")
+    args = {"key": ["id"], "schema_change": "widen", "delete_missing": True}
+    assert counts(load("id,n\nx  ,1\ny  ,\n", **args)) == {"updated": 1, "unchanged": 1}
+    fails_for_good(load("id,n\nabcd,1\n", **args), "line 2: column id: value too long for type character(3)")
 
 
 @pytest.fixture

@@ -130,9 +130,9 @@ def test_a_damaged_file_leaves_nothing(load: Load, written: Written, rows: Rows,
 @pytest.mark.parametrize(
     ("columns", "args", "error"),
     [
-        ({"other": [1]}, {}, "key: id should be in the file"),
-        ({"id": [1], "": [2]}, {}, 'f.parquet: the column "": should be a name of 1 to 63 bytes'),
-        ({"id": [1]}, {"encoding": "utf-8"}, "encoding: there is no such argument; there are path, table, key"),
+        ({"other": [1]}, {}, "key: id should be among the columns of f.parquet: other"),
+        ({"id": [1], "": [2]}, {}, "f.parquet, row 1: header: column 2 has no name"),
+        ({"id": [1]}, {"speed": 9}, "speed: there is no such argument; there are "),
     ],
 )
 def test_what_cannot_be_loaded_is_named(
@@ -276,3 +276,21 @@ def test_columns_of_folders_and_added_ones_are_copied_in_binary(
     ]
     assert job("load.files", {"path": "in", "table": "days", "mode": "append", "select": ["day"]}).error is None
     assert rows("SELECT day::text, count(*) FROM days GROUP BY 1 ORDER BY 1") == [(days[0], 2), (None, 2)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "error"),
+    [
+        ("date", datetime(2026, 3, 1, 9), "a time of day that the type date would lose"),  # noqa: DTZ001
+        ("date", "2026-03-01 09:00", "a time of day that the type date would lose"),
+        ("time", datetime(2026, 3, 1), "not a time of day alone"),  # noqa: DTZ001
+        ("timestamp", datetime(2026, 3, 1, tzinfo=UTC), "a time zone that the type timestamp would lose"),
+        ("timetz", time(9), "not a time of day with its zone"),
+    ],
+)
+def test_a_time_that_the_column_would_lose_a_part_of_is_refused(
+    load: Load, written: Written, rows: Rows, kind: str, value: Any, error: str
+) -> None:
+    rows(f"CREATE TABLE t (id int PRIMARY KEY, v {kind})")
+    written(id=[1], v=[value])
+    fails_for_good(load(), f"f.parquet, row 1: column v: {error}")

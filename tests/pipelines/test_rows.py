@@ -203,9 +203,6 @@ def test_a_column_of_integers_and_floats_keeps_each_digit(load: Callable[..., An
         (0.5, 2**53 + 1, "numeric"),
         (0.5, Decimal("0.12345678901234567890"), "numeric"),
         (0.5, "9007199254740993", "numeric"),
-        (date(2026, 3, 29), datetime(2026, 3, 29, 1, 30), "timestamp"),  # noqa: DTZ001
-        (datetime(2026, 3, 29), datetime(2026, 3, 29, 1, 30, tzinfo=UTC), "timestamptz"),  # noqa: DTZ001
-        (time(1), time(1, tzinfo=UTC), "timetz"),
     ],
     ids=str,
 )
@@ -251,3 +248,80 @@ def test_numbers_that_are_none_arrive(load: Callable[..., Any], rows: Rows) -> N
     values = [float("nan"), float("inf"), float("-inf"), 1e-300, -0.0, 1e16]
     assert load([{"id": n, "x": value} for n, value in enumerate(values)]).status == "succeeded"
     assert [repr(x) for (x,) in rows("SELECT x FROM t ORDER BY id")] == [repr(value) for value in values]
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+@pytest.mark.parametrize(
+    ("usual", "lost", "error", "type_"),
+    [
+        (date(2026, 3, 29), datetime(2026, 3, 29, 1, 30), "a time of day", "timestamp"),  # noqa: DTZ001
+        (datetime(2026, 3, 29), datetime(2026, 3, 29, 1, tzinfo=UTC), "a time zone", "timestamptz"),  # noqa: DTZ001
+        (time(1), time(1, tzinfo=UTC), "not a time of day alone", "timetz"),
+    ],
+)
+def test_a_time_that_a_type_would_lose_a_part_of_is_refused(
+    load: Callable[..., Any], rows: Rows, usual: Any, lost: Any, error: str, type_: str, is_late: bool
+) -> None:
+    """PostgreSQL would drop the time of a timestamp in a date, and a zone, without an error."""
+    given = [{"id": n, "x": usual} for n in range(SAMPLE)] + [{"id": SAMPLE, "x": None}, {"id": -1, "x": lost}]
+    assert is_late or load(given[:1]).status == "succeeded"
+    fails_for_good(load(given if is_late else given[-1:]), f"row {SAMPLE + 2 if is_late else 1}: column x: {error}")
+    rows("DROP TABLE IF EXISTS t")
+    assert load(given[-1:], columns={"id": "int", "x": type_}).status == "succeeded"
+    assert rows("SELECT x FROM t WHERE id = -1") == [(lost,)]
+
+
+@pytest.mark.parametrize("rows_of", [list, polars.DataFrame, pyarrow.Table.from_pylist])
+@pytest.mark.parametrize(
+    ("type_", "value", "error"),
+    [
+        ("date", datetime(2026, 3, 29, 1), "a time of day that the type date would lose"),  # noqa: DTZ001
+        ("date", "2026-03-29 01:00", "a time of day that the type date would lose"),
+        ("date", "03/04/2026", "a date that two formats read differently"),
+        ("timestamp", datetime(2026, 3, 29, 1, tzinfo=UTC), "a time zone that the type timestamp would lose"),
+        ("time", datetime(2026, 3, 29, 1), "not a time of day alone"),  # noqa: DTZ001
+        ("timetz", "01:30", "not a time of day with its zone"),
+        ("date[]", "{03/04/2026}", "date/time field value out of range"),
+        ("daterange", "[03/04/2026,04/04/2026)", "date/time field value out of range"),
+    ],
+)
+def test_no_session_decides_how_a_time_is_read(
+    load: Callable[..., Any], rows: Rows, rows_of: Any, type_: str, value: Any, error: str
+) -> None:
+    rows(f"CREATE TABLE t (id int PRIMARY KEY, x {type_})")
+    fails_for_good(load(rows_of([{"id": 1, "x": value}])), f"row 1: column x: {error}")
+
+
+def test_a_midnight_is_a_date(load: Callable[..., Any], rows: Rows) -> None:
+    rows("CREATE TABLE t (id int PRIMARY KEY, x date)")
+    given = [{"id": n, "x": datetime(2026, 3, n)} for n in (1, 2)]  # noqa: DTZ001
+    for some in (given[:1], polars.DataFrame(given[1:])):
+        assert load(some).error is None
+    assert rows("SELECT x::text FROM t ORDER BY id") == [("2026-03-01",), ("2026-03-02",)]
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        (
+            pyarrow.array([[1]], pyarrow.list_(pyarrow.timestamp("ns"))),
+            "timestamp[ns]> has a time with nanoseconds, or",
+        ),
+        (pyarrow.array([[2**62]], pyarrow.list_(pyarrow.timestamp("us"))), "outside of the years 1 to 9999"),
+        (polars.Series([2**100], dtype=polars.Int128), "pyarrow cannot read the frame: "),
+    ],
+    ids=["nanoseconds", "far", "wide"],
+)
+def test_a_frame_that_no_value_of_python_holds_is_refused_in_a_sentence(
+    load: Callable[..., Any], values: Any, error: str
+) -> None:
+    frame = values.to_frame("x") if isinstance(values, polars.Series) else pyarrow.table({"x": values})
+    result = load(frame, key=[], mode="replace")
+    fails_for_good(result, error)
+    assert "Traceback" not in result.error
+
+
+def test_runs_of_equal_values_have_the_type_of_these(load: Callable[..., Any], rows: Rows) -> None:
+    runs = pyarrow.RunEndEncodedArray.from_arrays(pyarrow.array([2, 3], pyarrow.int32()), pyarrow.array([7, None]))
+    assert load(pyarrow.table({"id": [1, 2, 3], "x": runs})).error is None
+    assert rows("SELECT x, pg_typeof(x)::text FROM t ORDER BY id") == [(7, "bigint"), (7, "bigint"), (None, "bigint")]

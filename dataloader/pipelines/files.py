@@ -184,11 +184,13 @@ def _planned(wanted: Files, context: Context) -> Plan:
     with closing(Shaped(wanted, context)) as source:
         cut = _cutter(source.delimiter)
         rows: list[list[str | None]] = []
-        for number, text in islice(source.records(source.begin), 5):
+        for seen, (number, text) in enumerate(source.records(source.begin)):
             if isinstance(text, str):
                 rows.append([value_of(cell) if cell else None for cell in cut(text)])
-            elif not wanted.max_errors:
+            elif seen - len(rows) == wanted.max_errors:
                 raise source.error(number, text.reason)
+            if len(rows) == 5:
+                break
         parts = [sql.SQL("{} ").format(sql.Identifier(name)) + sql.SQL(kind) for name, kind in source.columns.items()]
         if wanted.key:
             parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, wanted.key))))

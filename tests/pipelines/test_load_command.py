@@ -44,6 +44,15 @@ def test_a_plan_needs_no_key(load: Command) -> None:
     assert load("in/o.csv", *HOW, "--mode", "replace").exit_code == 0
 
 
+def test_a_plan_passes_the_rows_that_may_be_wrong(load: Command, tmp_path: Path) -> None:
+    (tmp_path / "in" / "o.csv").write_text("id,n\n1,1\n2\n3\n4,4\n5,5\n6,6\n7,7\n8,8\n")
+    how = ("in/o.csv", "--table", "t", "--key", "id", "--json")
+    shown = load(*how, "--plan", "--arg", "max_errors=2")
+    assert [row[0] for row in json.loads(shown.stdout)["rows"]] == ["1", "4", "5", "6", "7"]
+    for more in (("--plan",), ()):
+        assert "line 4: 1 fields, but the header has 2" in load(*how, *more, "--arg", "max_errors=1").stderr
+
+
 @pytest.mark.parametrize("more", [("--plan",), ("--key", "id")])
 def test_a_source_that_is_not_there_is_refused_in_one_line(
     load: Command, tmp_path: Path, more: tuple[str, ...]

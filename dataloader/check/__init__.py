@@ -25,8 +25,8 @@ from dataloader import config, log, pipelines, surroundings
 from dataloader.check import database
 from dataloader.check.database import Finding, Level, error, ok, warning
 from dataloader.config import Settings
+from dataloader.exits import EXIT_FAILED, outcome
 from dataloader.farm.failures import is_users
-from dataloader.farm.process import EXIT_FAILED, outcome
 from dataloader.farm.slots import files_needed
 from dataloader.local import ports
 from dataloader.log import masking

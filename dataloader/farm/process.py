@@ -188,21 +188,10 @@ def kill(pid: int) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """SIGKILL the process group of a child of `fork`: the child and the processes that its job has started.
-
-    0: the pid is not known, and no process is killed; for killpg(2) it would be this process's own group.
-    """
+    """SIGKILL the group of a child of `fork`, with all that its job has started; none for 0, an unknown pid."""
     with suppress(ProcessLookupError, PermissionError):
         if pid:
             os.killpg(pid, signal.SIGKILL)
-
-
-def outcome(code: int) -> str:
-    """The end of a process in words, by its exit code or, where negative, its signal."""
-    if code >= 0:
-        return f"ended with status {code}"
-    names = {each.value: each.name for each in signal.Signals}  # of the real-time signals only two have names
-    return f"was ended by {names.get(-code, f'signal {-code}')}"
 
 
 def children(pid: int) -> list[int]:
@@ -242,15 +231,11 @@ def strays(known: Collection[int], apart: Collection[int]) -> list[int]:
 
 # --- facts about a process, from /proc ---
 
-
-_UNREADABLE = ["?", *("0" for _ in range(50))]
+_UNREADABLE = ["?", *("0" for _ in range(50))]  # where no descriptor is free: the process counts as alive
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the process's state on; none when it is gone.
-
-    Where no descriptor is free they cannot be read, and the process counts as alive.
-    """
+    """The fields of /proc/PID/stat from the state on; none when the process is gone."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()  # the name before may hold any character

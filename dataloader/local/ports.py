@@ -16,10 +16,7 @@ class NotFree(Exception):
 
 
 def wait_for(host: str, port: int) -> str:
-    """Wait until the port is free, HANDOVER_WITHIN at most; NotFree if that fails.
-
-    Returns what to bind: the address and the port, as gunicorn takes them.
-    """
+    """What gunicorn binds, once the port is free; NotFree where it is not within HANDOVER_WITHIN."""
     deadline = now() + HANDOVER_WITHIN
     while True:
         try:

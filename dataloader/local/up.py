@@ -25,7 +25,8 @@ from typing import Any
 import click
 
 from dataloader import check, config, embedded, periods
-from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED, EXIT_OK, READY, Signals, kill_group, now, outcome
+from dataloader.exits import EXIT_CANNOT_START, EXIT_FAILED, EXIT_OK, outcome
+from dataloader.farm.process import READY, Signals, kill_group, now
 from dataloader.local import ports
 from dataloader.queue import db, migrations
 
@@ -98,10 +99,7 @@ class Part(ABC):
         """End the process and wait for its end; without a process the call does nothing."""
 
     def tick(self) -> None:
-        """Notice the end of the process, and start it again when that is due.
-
-        A part that refuses its settings (EXIT_CANNOT_START) is not started again.
-        """
+        """Notice the end of the process, and start it again when that is due, unless it refuses its settings."""
         if self.due is None and self.process and self.process.poll() is not None:
             self.exit_code = self.process.returncode
             if self.exit_code != EXIT_CANNOT_START:
@@ -249,10 +247,7 @@ def environment_of_programs(settings: config.Settings, dsn: str, is_terminal: bo
 
 
 def _check(environment: dict[str, str], signals: Signals) -> Document | None:
-    """The report of `dataloader check`; None, after a warning, where there is none.
-
-    The check runs in a process of its own, since it imports the users' modules.
-    """
+    """The report of `dataloader check`, a process of its own for its imports; None, after a warning, without one."""
     process = subprocess.Popen(
         command("check", "--json"),
         env=environment,

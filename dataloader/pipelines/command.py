@@ -25,6 +25,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from dataloader import config
+from dataloader.exits import outcome
 from dataloader.pipelines import Arguments, Context, PermanentError, Progress, launch, register, validated
 
 GRACE_SEC = 2.0  # less than DL_KILL_GRACE_SEC, after which the farm kills the worker
@@ -90,7 +91,7 @@ def run_command(args: dict[str, Any], context: Context) -> Generator[Progress | 
         for line in output.tail:
             context.note(line)
     if status != 0:
-        raise CommandFailed(f"{wanted.command} {exit_text(status)}{output.last_words()}")
+        raise CommandFailed(f"{wanted.command} {outcome(status)}{output.last_words()}")
     return {"exit_code": status, "lines": output.lines, "bytes": output.bytes, "tail": list(output.tail)}
 
 
@@ -127,10 +128,7 @@ class Program:
         self._events.register(self._end, select.POLLIN)
 
     def wait(self, within: float) -> int | None:
-        """Take what the program writes within so many seconds, or until it ends.
-
-        Returns its exit code, or the negative number of its signal; None: it goes on.
-        """
+        """Take output for up to `within` seconds; the exit code, or a signal's negative number; None: it goes on."""
         if self._has_ended(within):
             self._bury()
         return self._process.returncode
@@ -171,14 +169,6 @@ class Program:
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
-
-
-def exit_text(status: int) -> str:
-    """PURE: how a program has ended, in words."""
-    if status >= 0:
-        return f"exited with {status}"
-    names = {each.value: each.name for each in signal.Signals}
-    return f"was killed by {names.get(-status, f'signal {-status}')}"
 
 
 class Output:

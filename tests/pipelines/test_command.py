@@ -66,9 +66,9 @@ def test_the_result_has_the_exit_code_and_the_last_lines(
 @pytest.mark.parametrize(
     ("code", "error"),
     [
-        ("print('half way'); raise SystemExit(3)", "it exited with 3; its last lines:\nhalf way"),
-        ("import os; os.kill(os.getpid(), 9)", "it was killed by SIGKILL"),
-        ("import os; os.kill(os.getpid(), 35)", "it was killed by signal 35"),
+        ("print('half way'); raise SystemExit(3)", "it ended with status 3; its last lines:\nhalf way"),
+        ("import os; os.kill(os.getpid(), 9)", "it was ended by SIGKILL"),
+        ("import os; os.kill(os.getpid(), 35)", "it was ended by signal 35"),
     ],
 )
 def test_another_end_is_an_error_and_is_tried_again(job: Load, allow: Allow, code: str, error: str) -> None:
@@ -277,7 +277,7 @@ def test_a_program_that_leaves_a_process_behind_ends(job: Load, allow: Allow) ->
 
 def test_a_program_may_close_its_output_and_go_on(job: Load, allow: Allow) -> None:
     allow("import os, time; os.close(1); os.close(2); time.sleep(0.3); os._exit(7)")
-    assert "it exited with 7" in (ran(job).error or "")
+    assert "it ended with status 7" in (ran(job).error or "")
 
 
 def test_memory_is_bounded(job: Load, allow: Allow) -> None:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from zoneinfo import ZoneInfo
 
 from dataloader.log import record, sinks
-from dataloader.log.channel import Channel, Sink
+from dataloader.log.channel import Channel
 from dataloader.log.masking import MASK as MASK
 from dataloader.log.masking import learn_configured, masked_text
 from dataloader.log.masking import learn_job as learn_job
@@ -207,10 +207,7 @@ def flush(within: float = FLUSH_SEC) -> bool:
 
 
 def close(within: float = FLUSH_SEC) -> None:
-    """Write the waiting lines, in at most `within` seconds per output, end the threads and close the files.
-
-    The process then logs nothing until the next `configure`.
-    """
+    """Write the waiting lines, in at most `within` seconds per output, and log no more until the next `configure`."""
     global _outputs
     outputs, _outputs = _outputs, _Outputs()
     for channel in outputs.channels():
@@ -236,7 +233,7 @@ def _open(settings: Settings, output: int) -> None:
             _outputs.files[stream] = _channel(sinks.File(folder / name, rule), str(folder / name), _counting)
 
 
-def _channel(sink: Sink, name: str, counting: Any) -> Channel:
+def _channel(sink: sinks.Stream | sinks.File, name: str, counting: Any) -> Channel:
     def on_trouble(error: OSError) -> None:
         _emit("log", logging.WARNING, {"event": "log.write.failed", "to": name, "error": str(error)})
 

@@ -9,25 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from queue import SimpleQueue
 from time import monotonic, sleep
-from typing import Protocol
+
+from dataloader.log.sinks import File, Stream
 
 QUEUE_LINES = 5_000  # some 2 MB of usual lines
 GATHER_SEC = 0.02  # the thread gathers lines for this long: waking it costs more than writing a line
 URGENT_SEC = 0.01  # the caller of an error's line waits at most this long, since its process may end next
-
-
-class Sink(Protocol):
-    """A destination of lines; `batch` is the most bytes of one write, `may_stall` means that a write may hang."""
-
-    @property
-    def batch(self) -> int: ...
-    @property
-    def may_stall(self) -> bool: ...
-    def write(self, lines: Sequence[bytes]) -> int: ...
-    def wait(self, seconds: float) -> None: ...
 
 
 class Channel:
@@ -37,7 +27,7 @@ class Channel:
     """
 
     def __init__(
-        self, sink: Sink, counting: Callable[[bytes, int], bytes], on_trouble: Callable[[OSError], None]
+        self, sink: Stream | File, counting: Callable[[bytes, int], bytes], on_trouble: Callable[[OSError], None]
     ) -> None:
         """`counting` adds the number of lost lines to a line; the channel calls `on_trouble` at the first failure."""
         self._sink = sink

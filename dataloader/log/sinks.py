@@ -33,8 +33,8 @@ Rule = Callable[[os.stat_result, int], bool]
 class Stream:
     """An open file descriptor, usually a supervisor's pipe that many processes share."""
 
-    batch = PIPE_BUF
-    may_stall = False
+    batch = PIPE_BUF  # the most bytes of one write
+    may_stall = False  # whether a write may hang
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -43,10 +43,7 @@ class Stream:
         self._torn = False
 
     def write(self, lines: Sequence[bytes]) -> int:
-        """Write these lines, at most `batch` bytes, in one piece; the number of lines written, 0 if it had to wait.
-
-        Raises OSError; these lines are lost then.
-        """
+        """Write these lines in one piece; how many, 0 if it had to wait. Raises OSError; the lines are lost then."""
         data = b"\n" * self._torn + b"".join(lines)
         try:
             written = self._write(data)
@@ -97,10 +94,7 @@ class File:
         self._rule = rule
 
     def write(self, lines: Sequence[bytes]) -> int:
-        """Append these lines in one piece; the number of lines written, 0 without the lock.
-
-        Raises OSError if there is room for none, and where the file system has no locks.
-        """
+        """Append these lines in one piece; how many, 0 without the lock. Raises OSError without room or locks."""
         data = b"".join(lines)
         while True:
             fd = self._open()
@@ -176,10 +170,7 @@ def rule(text: str, zone: tzinfo) -> Rule:
 
 
 def period(text: str, zone: tzinfo) -> Callable[[float], int]:
-    """A function that numbers the periods (`6 hours`): the number of the one with this instant, in seconds since 1970.
-
-    Raises ValueError for any other text.
-    """
+    """A function that numbers the periods (`6 hours`) by an instant in seconds; raises ValueError for another text."""
     match = _PERIOD.fullmatch("1 day" if text.strip().lower() == "midnight" else text.strip())
     if not match or not int(match[1]):
         raise ValueError('should be a size such as "10 MB" or a time such as "1 day" or "midnight"')

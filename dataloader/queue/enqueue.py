@@ -83,7 +83,7 @@ def enqueue(
     `job_id`: a `new_id`. `limited`: raises QueueFull for a full queue. Raises KeyTaken and UnknownParents for jobs that
     the `asker` may not see.
     """
-    job_id = job_id or new_id(conn)
+    job_id = job_id or new_id()
     parameters = {name: get(new) for name, get in _GETTERS.items()}
     parameters |= {"job_id": job_id, "args": as_json(new.args), "limited": limited, "by": asker and asker.by}
     with _in_one_transaction(conn) if new.depends_on else nullcontext():
@@ -102,14 +102,14 @@ def enqueue(
             # The job that had the key was deleted between the two: the key is free again.
 
 
-def new_id(conn: Conn) -> UUID:
+def new_id() -> UUID:
     """The id of a job that will be added."""
     return next(_new_ids(1))
 
 
 def enqueue_one(conn: Conn, fields: Mapping[str, Any], schema: str | None = None) -> tuple[UUID, str]:
     """Add one job as enqueue_many does, in one statement; `fields` has a value for each field, `args` as JSON."""
-    job_id, is_direct = new_id(conn), conn in _direct
+    job_id, is_direct = new_id(), conn in _direct
     cursor = psycopg.Cursor(conn, row_factory=tuple_row)
     statement = _in_schema(_SQL["enqueue_one"], schema).encode()
     cursor.execute(statement, {**fields, "job_id": job_id}, prepare=None if is_direct else False)

@@ -190,7 +190,7 @@ def _add(conn: Conn, name: str, message: Message, settings: Settings) -> UUID:
     args = {"webhook": name, "text": message["text"]}
     queue, key = settings.dl_alerts_queue, f"webhook {name}"
     job = enqueue.NewJob(queue, TASK, key, args, max_attempts=ATTEMPTS, producer="alerts")
-    job_id = enqueue.new_id(conn)
+    job_id = enqueue.new_id()
     with conn.transaction():
         _SQL.do(conn, "keep_message", job_id=job_id, webhook=name, message=Jsonb(message))
         return enqueue.enqueue(conn, job, job_id=job_id)[0]

@@ -154,10 +154,7 @@ def _dsn(run: Path) -> str:
 def serve(
     root: Path, settings: Mapping[str, str], pg_bin: Path | None, initdb: Sequence[str], user: str
 ) -> subprocess.Popen[bytes]:
-    """Serve the cluster in `root`, made if missing; after an error no process is left running.
-
-    The parameters and the errors are those of Server.start. The caller holds the folder's lock.
-    """
+    """Serve the cluster in `root` as Server.start does. The caller holds the folder's lock."""
     account = account_for(user)
     if account.switch:
         root.chmod(0o755)  # private folders in it have modes of their own
@@ -182,14 +179,10 @@ def serve(
         with (root / "postgres.log").open("wb") as log:
             return subprocess.Popen(
                 [programs / "postgres", "-D", root / "data", *options],
-                env=ENVIRONMENT,
-                cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C reaches our process group, and the server must stop last
-                preexec_fn=dies_with_us(signal.SIGINT),
-                **account.popen(),
+                **account.popen(signal.SIGINT),
             )
 
     process = launch()
@@ -239,15 +232,11 @@ def _run(account: Account, command: Sequence[str], stdin: str = "") -> None:
     """Run a program of PostgreSQL to its end, with `stdin` as its stdin."""
     done = subprocess.run(
         command,
-        env=ENVIRONMENT,
-        cwd="/",  # the account may not enter our working folder
         input=stdin.encode(),
         capture_output=True,
         timeout=INITDB_WITHIN,
         check=False,
-        start_new_session=True,
-        preexec_fn=dies_with_us(signal.SIGTERM),
-        **account.popen(),
+        **account.popen(signal.SIGTERM),
     )
     if done.returncode:
         raise EmbeddedError(f"{Path(command[0]).name} failed: {done.stderr.decode(errors='replace').strip()}")
@@ -272,8 +261,11 @@ class Account:
     gid: int
     switch: bool
 
-    def popen(self) -> dict[str, Any]:
-        return {"user": self.uid, "group": self.gid, "extra_groups": []} if self.switch else {}
+    def popen(self, last_signal: int) -> dict[str, Any]:
+        """The arguments of Popen for a program of this user, which gets `last_signal` when we end."""
+        # The account may not enter our working folder. Ctrl-C reaches our session alone: the server must stop last.
+        given = {"env": ENVIRONMENT, "cwd": "/", "start_new_session": True, "preexec_fn": dies_with_us(last_signal)}
+        return given | ({"user": self.uid, "group": self.gid, "extra_groups": []} if self.switch else {})
 
     def barred_from(self, path: Path) -> Path | None:
         """The outermost folder of `path` and its parents that this user may not enter; None if there is none."""
@@ -324,10 +316,7 @@ def _private(folder: Path, account: Account) -> Path:
 
 
 def find_programs(data: Path, pg_bin: Path | None) -> Path:
-    """The folder of programs for the cluster in `data`, made or still missing; only `pg_bin` if it is given.
-
-    Raises EmbeddedError when no folder has programs of a right version.
-    """
+    """The folder of programs for the cluster in `data`, of `pg_bin` if it is given; EmbeddedError without any."""
     version = data / "PG_VERSION"
     major = int(version.read_text()) if version.exists() else None
     for folder in [pg_bin] if pg_bin else _candidates():
@@ -366,10 +355,7 @@ def _major(folder: Path) -> int | None:
 
 
 def reachable(programs: Path, root: Path, account: Account) -> Path:
-    """`programs`, or its copy in `root` when `programs` is the wheel's and `account` cannot reach it.
-
-    Raises EmbeddedError when `account` cannot reach other programs.
-    """
+    """`programs`, or a copy of the wheel's where `account` cannot reach them; EmbeddedError for other programs."""
     barred = account.barred_from(programs)
     if barred is None:
         return programs

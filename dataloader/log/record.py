@@ -115,10 +115,7 @@ def as_texts(event: Event, colors: bool, zone: tzinfo = UTC) -> list[bytes]:
 
 
 def as_lines(event: Event, known: frozenset[str] = frozenset()) -> str:
-    """An event as masked lines for a reader who knows these fields: text and further fields, then its exception.
-
-    The whole exception: only the text of a single field is bounded.
-    """
+    """An event as masked lines for a reader who knows these fields: text, further fields, and its whole exception."""
     shown = {str(name): value for name, value in event.items() if name not in _STAMPS and name not in known}
     below = [shown.pop(name) for name in ("exception", "stack") if name in shown]
     text = masked_text(str(event["event"]))
@@ -187,7 +184,11 @@ def _fitted(text: str, limit: int) -> str:
     """The text, masked; a long text keeps its begin and its end, where a traceback names the error."""
     if len(text) > WINDOW:
         text = clipped(text, WINDOW)
-    text = masked_text(text)
+    return shortened(masked_text(text), limit)
+
+
+def shortened(text: str, limit: int) -> str:
+    """The text, or the begin and the end of a longer one."""
     if len(text) <= limit:
         return text
     half = limit // 2

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from typing import NamedTuple
 
+from dataloader.log.record import shortened
 from dataloader.queue.job import Job
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -53,14 +54,6 @@ def harmless(text: str) -> str:
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-def clipped(text: str, most: int) -> str:
-    """The text, or the begin and the end of a longer one."""
-    if len(text) <= most:
-        return text
-    half = most // 2
-    return f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"
-
-
 class RunLog:
     """The log of the run of a job. Several threads may add lines; one at a time writes them."""
 
@@ -84,7 +77,7 @@ class RunLog:
 
     def add(self, at: float, level: str, source: str, text: str) -> None:
         """Add a line of a masked text."""
-        text = clipped(harmless(text), self._line_most)
+        text = shortened(harmless(text), self._line_most)
         with self._lock:
             self.number += 1
             line = Line(self.number, at, level, source, text)

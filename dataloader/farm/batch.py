@@ -119,10 +119,7 @@ class Batch:
     # --- jobs ---
 
     def size_next(self, siblings: Callable[[], Siblings] = Siblings) -> int:
-        """How many keys to claim: a fair share beside `siblings` that want jobs too, and enough for one run.
-
-        0 while LOCKED_MOST ends wait for locked rows.
-        """
+        """How many keys to claim: a fair share beside `siblings`, and enough for one run; 0 above LOCKED_MOST."""
         if len(self.locked) >= LOCKED_MOST:
             return 0
         self._order = self._turns.order()
@@ -241,7 +238,9 @@ class Batch:
                 aside = set_aside(
                     session.conn,
                     queues,
-                    lambda: lifecycle.long_step(session, queues, 0.0, most, by_lag=self._turns.by_lag, without=without),
+                    lambda: lifecycle.step(
+                        session, queues, 0.0, most, by_lag=self._turns.by_lag, without=without, tries_short=False
+                    ),
                     e,
                 )
                 if aside is None:  # another worker does that

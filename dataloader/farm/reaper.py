@@ -131,7 +131,7 @@ class Reaper:
         self._predict_at = 0.0
         self._predicted = ""  # the last queue that has its predictions
         self._log_days_at = 0.0
-        # Each with the share of a round after which it begins no other piece; an order to stop ends it as early.
+        # Each duty begins no other piece of its work after its share of a round, or after an order to stop.
         self._duties: tuple[tuple[str, Duty, float], ...] = (
             ("reap", self._reap, 1),
             ("unpark", self._unpark, 1),
@@ -151,7 +151,7 @@ class Reaper:
             started = now()
             for name, duty, share in self._duties:
                 self._do(name, duty, now() + share * period_sec)
-                # They are to be punctual, and thousands of them not to hold up the next duties.
+                # The jobs of schedules should be punctual, and thousands of them should not delay the next duty.
                 self._do("schedules", self._schedules.make, now() + 0.6 * period_sec / len(self._duties))
             self._pause(started + period_sec)
 
@@ -210,7 +210,7 @@ class Reaper:
             log.warning("reaper.clock.jumped", forwards_sec=round(uptime.jump_sec, 1))
         recovered: Counter[str] = Counter()
         while job := lifecycle.reap(conn, up_sec, patience_sec):
-            recovered[str(job.status)] += 1
+            recovered[job.status or ""] += 1
             logs.metric("job.run", job_id=str(job.job_id), outcome="expired", status=job.status)
             log.warning("reaper.job.taken", job_id=str(job.job_id), status=job.status)
             if not may_go_on():

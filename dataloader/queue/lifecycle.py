@@ -132,12 +132,7 @@ class Settled(NamedTuple):
     """A job taken from a dead or silent worker, and its new status; None: the row is locked, try again."""
 
     job_id: UUID
-    status: Status | None
-
-    @classmethod
-    def read(cls, job_id: UUID, status: str | None) -> Settled:
-        """A row of dl_settle or dl_reap."""
-        return cls(job_id, Status(status) if status else None)
+    status: str | None
 
 
 def _all(conn: Conn, name: str, **parameters: Any) -> list[Any]:
@@ -145,10 +140,7 @@ def _all(conn: Conn, name: str, **parameters: Any) -> list[Any]:
 
 
 def open_session(conn: db.Connection, worker: str) -> Session:
-    """Set what a worker's statements rely on, and learn what identifies this session for dl_end_session.
-
-    Raises ConfigError where the role may not see that.
-    """
+    """Set what a worker's statements rely on, and learn what identifies the session; ConfigError without sight."""
     conn.execute(PLANS)
     facts = "SELECT current_user, backend_start FROM pg_stat_get_activity(pg_backend_pid())"
     ((role, start),) = conn.execute(facts).fetchall()
@@ -185,7 +177,7 @@ def versioned_status(conn: Conn, job_id: UUID) -> tuple[Row, str] | None:
 
 
 def without_holders(job: Row) -> Row:
-    """A job's `status` without the ids of the jobs that hold it up: who knows the id of another's job may cancel it."""
+    """A job's `status` without the ids of the jobs that hold it up, for an id is enough to cancel another's job."""
     if not (first := job["waiting_for"]):
         return job
     why, *rest = (
@@ -237,25 +229,41 @@ def step(
     by_lag: bool = False,
     affinity: Affinity | None = None,
     without: Collection[str] = (),
+    tries_short: bool = True,
 ) -> Step:
     """Write how runs of this worker have ended and claim up to `most` jobs, whose keys this session holds.
 
     They are of the first of these queues that has some; `by_lag`: of the one that has waited longest. Of an ordered
     queue the heads of up to `most` keys, of a merged one all jobs of these keys. All other keys are let go, unless
     `ends` is None. Raises psycopg.Error, having changed nothing, for an end that PostgreSQL refuses. A plain queue has
-    a short claim (dl_step_plain). Where that starts nothing, dl_step follows in a transaction of its own.
+    a short claim (dl_step_plain). Where that starts nothing, dl_step follows in a transaction of its own; it reaches
+    each row that a short claim reaches.
     """
-    is_short = not (affinity or without or (by_lag and len(queues) > 1))
-    if is_short := is_short and _may_be_short(session, queues[0], most, ends):
+    prefer: Row = {"without": list(without)} if without else {}
+    if affinity:
+        prefer |= {"warm": list(affinity.warm), "elsewhere": list(affinity.elsewhere), "lookahead": affinity.lookahead}
+        prefer["overdue"] = {priority: instant.isoformat() for priority, instant in affinity.overdue.items()}
+    before: Mapping[UUID, Status] = {}
+    is_for_short = tries_short and not (prefer or (by_lag and len(queues) > 1))
+    if is_short := is_for_short and _may_be_short(session, queues[0], most, ends):
         short, left = _step_plain(session, queues[0], most, ends)
         session.makes_way = 0 < len(short.jobs) < most
         if short.jobs:
             return short
         before, ends = short.ended, ends if ends is None else left
     else:
-        before, session.makes_way = {}, False
+        session.makes_way = False
+    parameters = {
+        "queues": _texts(queues),
+        "by_lag": by_lag,
+        "backoff_sec": backoff_sec,
+        "most": most,
+        "from_priority": head.priority,
+        "from_time": head.time,
+        "prefer": json.dumps(prefer) if prefer else None,
+    }
     try:
-        step = long_step(session, queues, backoff_sec, most, ends, head, by_lag, affinity, without)
+        step = _long_step(session, parameters, ends)
     except psycopg.Error:
         if before and not ends:  # these ends are written; the next claim meets the error again
             return Step([], before, 0, True, None)
@@ -301,32 +309,10 @@ def _forget_large(conn: db.Connection, jobs: Sequence[Job]) -> None:
         del conn.repeating  # it would hold the arguments once more while the jobs run
 
 
-def long_step(
-    session: Session,
-    queues: list[str],
-    backoff_sec: float,
-    most: int,
-    ends: Collection[Ended] | None = (),
-    head: Head = Head(),  # noqa: B008  a constant
-    by_lag: bool = False,
-    affinity: Affinity | None = None,
-    without: Collection[str] = (),
-) -> Step:
-    """`step` by dl_step alone, which reaches each row that a short claim reaches."""
-    prefer: Row = {"without": list(without)} if without else {}
-    if affinity:
-        prefer |= {"warm": list(affinity.warm), "elsewhere": list(affinity.elsewhere), "lookahead": affinity.lookahead}
-        prefer["overdue"] = {priority: instant.isoformat() for priority, instant in affinity.overdue.items()}
-    parameters = {
-        "queues": _texts(queues),
-        "by_lag": by_lag,
+def _long_step(session: Session, parameters: Row, ends: Collection[Ended] | None) -> Step:
+    parameters |= {
         "worker": session.worker,
         "backend_start": session.backend_start.isoformat(),
-        "backoff_sec": backoff_sec,
-        "most": most,
-        "from_priority": head.priority,
-        "from_time": head.time,
-        "prefer": json.dumps(prefer) if prefer else None,
         **_arrays(ends),
     }
     _keep_before(session.conn, ends or ())
@@ -532,11 +518,8 @@ def settle(
     facts: Mapping[str, Any] | None = None,
     running: Sequence[UUID] | None = None,
 ) -> list[Settled]:
-    """Take its jobs from a dead worker, with this `end` (crash, timeout, drain) of those `running`; None: of all.
-
-    The others are handed back uncounted.
-    """
-    return [Settled.read(*row) for row in db.call(conn, "dl_settle", worker, running, end, reason, Jsonb(facts or {}))]
+    """Take its jobs from a dead worker: those `running` (None: all) with this `end`, the others uncounted."""
+    return [Settled(*row) for row in db.call(conn, "dl_settle", worker, running, end, reason, Jsonb(facts or {}))]
 
 
 def take_back(conn: Conn, worker: str, job_ids: Sequence[UUID], reason: str) -> int:
@@ -556,7 +539,7 @@ def hand_back(conn: Conn, worker: str, holds: Sequence[Job], reason: str) -> lis
 
 def settle_gone(conn: Conn, worker: str, reason: str) -> list[Settled]:
     """Take from a worker that is gone what it held; what it had not begun is handed back uncounted."""
-    return [Settled.read(*row) for row in _all(conn, "settle_gone", worker=worker, reason=reason)]
+    return [Settled(*row) for row in _all(conn, "settle_gone", worker=worker, reason=reason)]
 
 
 def holders(conn: Conn, host: str) -> list[str]:
@@ -573,7 +556,7 @@ def clock(conn: Conn) -> tuple[float, float]:
 def reap(conn: Conn, up_sec: float = math.inf, patience_sec: float = 0.0) -> Settled | None:
     """Take one job whose lease has run out from its worker; None: there is none. The times are those of dl_reap."""
     ((job_id, _, status),) = db.call(conn, "dl_reap", up_sec, patience_sec)
-    return None if job_id is None else Settled.read(job_id, status)
+    return None if job_id is None else Settled(job_id, status)
 
 
 def wake(conn: Conn, limit: int) -> int:

@@ -103,7 +103,9 @@ class Hand:
                 raise
             for end in ends:
                 lifecycle.finish_some(self.conn, "host:1:boot", [end])
-            found = set_aside(self.conn, queues, lambda: lifecycle.long_step(self.session, queues, 0.1, most), e)
+            found = set_aside(
+                self.conn, queues, lambda: lifecycle.step(self.session, queues, 0.1, most, tries_short=False), e
+            )
             self.aside += [found.job_id] if found else []
             return lifecycle.Step([], {}, look_again=True)
 

@@ -134,7 +134,7 @@ def test_ends_that_a_short_claim_has_written_are_reported_though_the_long_one_fa
     def fails(*_: Any) -> Step:
         raise psycopg.errors.DeadlockDetected
 
-    monkeypatch.setattr(lifecycle, "long_step", fails)
+    monkeypatch.setattr(lifecycle, "_long_step", fails)
     after = lifecycle.step(worker.session, ["q"], 0.1, 1, ends)
     assert (after.ended, after.look_again) == ({job: "succeeded"}, True)
     with pytest.raises(psycopg.errors.DeadlockDetected):

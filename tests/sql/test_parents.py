@@ -379,7 +379,7 @@ def test_a_claim_that_starts_a_job_leaves_the_children_to_one_that_starts_none(c
         enqueue(conn)
     conn.execute("INSERT INTO dl_freed (parent_id, since) VALUES (%s, clock_timestamp() - interval '0.8 s')", (root,))
     assert busy.take()
-    assert lifecycle.long_step(busy.session, ["q"], 1, 1, None).jobs
+    assert lifecycle.step(busy.session, ["q"], 1, 1, None, tries_short=False).jobs
     assert waiting(conn) == 1_700
     found = idle.claim("other")
     assert (found.job, waiting(conn)) == (None, 1_600)

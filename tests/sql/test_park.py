@@ -329,7 +329,7 @@ def test_a_claim_that_starts_a_job_reads_few_of_many_freed_keys(conn: Conn, one:
     conn.execute("INSERT INTO dl_freed SELECT n, clock_timestamp() + interval '1 min' FROM generate_series(1, 9999) n")
     plain(conn)
     with one.conn.transaction():
-        assert lifecycle.long_step(one.session, ["q"], 1, 1, None).jobs
+        assert lifecycle.step(one.session, ["q"], 1, 1, None, tries_short=False).jobs
         assert value(one.conn, "SELECT seq_tup_read FROM pg_stat_xact_user_tables WHERE relname = 'dl_freed'") <= 100
 
 

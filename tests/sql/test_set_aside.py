@@ -30,7 +30,10 @@ def aside(worker: Worker) -> Aside | None:
         step(worker, MOST)
     assert is_of_a_row(failed.value)
     return set_aside(
-        worker.conn, ["q"], lambda: lifecycle.long_step(worker.session, ["q"], BACKOFF_SEC, MOST), failed.value
+        worker.conn,
+        ["q"],
+        lambda: lifecycle.step(worker.session, ["q"], BACKOFF_SEC, MOST, tries_short=False),
+        failed.value,
     )
 
 

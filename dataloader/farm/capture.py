@@ -1,10 +1,10 @@
 """Captures the output of a run line by line: its logging, its `print`, and the output of its child processes.
 
 From its first run until the worker waits, its descriptors 1 and 2 are two files in memory. A file takes any output at
-once, also that of a C call that holds the GIL, and a file's end is no matter of who has it open. The worker reads the
-files at the end of the run, and the heartbeat's thread while a longer one is under way; each line goes on to where the
-descriptors had led before. A line of logging stands in the file as well, with a mark, because the keeper saves what a
-worker that has died did not write (`farm/keeper.py`).
+once, also that of a C call that holds the GIL, and its end does not wait for children that have it open. The worker
+reads the files at the end of the run, and the heartbeat's thread while a longer one is under way; each line goes on to
+where the descriptors had led before. A line of logging stands in the file as well, with a mark, because the keeper
+saves what a worker that has died did not write (`farm/keeper.py`).
 """
 
 from __future__ import annotations

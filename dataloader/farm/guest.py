@@ -1,8 +1,8 @@
 """A run is a guest in its worker: its children are plain processes, and its changes to the process are undone.
 
 A worker compares a few cheap facts of its process before and after each run (some 20 µs). Where a run has changed or
-removed one, the worker leaves, and the supervisor starts a fresh one; nothing is put back. An addition that stays the
-same, such as the threads of a library since its first use, is no difference.
+removed one, the worker leaves, and the supervisor starts a fresh one; the worker restores no fact. An addition that
+stays the same, such as the threads of a library since its first use, is no difference.
 """
 
 from __future__ import annotations

@@ -209,23 +209,23 @@ def descendants(pid: int) -> list[int]:
     return pids + [below for child in pids for below in descendants(child)]
 
 
-def strays(known: Collection[int], apart: Collection[int]) -> list[int]:
-    """The descendants of this subreaper but the `known` ones; those of its children `apart` do not count.
+def strays(expected: Collection[int], warm: Collection[int]) -> list[int]:
+    """The descendants of this subreaper without the `expected` ones, and without the `warm` children with theirs.
 
-    Buries the dead children that are not known: a library waits for those that it has started at its import. A dead
-    child that is not buried yet counts, because its CPU is not counted yet and its own children are not ours yet.
+    The function buries dead children that are not expected; a library waits for the children of its import itself. A
+    dead child counts until it is buried: only then its CPU is counted, and its own children become ours.
     """
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return []  # most runs cost this one system call
     pids = []
-    for pid in set(children(os.getpid())).difference(apart):
-        if pid not in known:
+    for pid in set(children(os.getpid())).difference(warm):
+        if pid not in expected:
             pids.append(pid)
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-        pids += [each for each in descendants(pid) if each not in known and started(each) is not None]
+        pids += [each for each in descendants(pid) if each not in expected and started(each) is not None]
     return pids
 
 

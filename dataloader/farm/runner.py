@@ -172,10 +172,7 @@ class Runner:
             with db.connect(self._dsn, name="dl-leap", schema=schema, answer_within=LEAP_SEC, lock_timeout=5) as conn:
                 return lifecycle.leap(conn, job, fence)
 
-        def is_too_late() -> bool:
-            return now() > slot.fence_at or 0 < slot.drain_by < now()
-
-        token = db.patiently(ask, sleep=time.sleep, give_up=is_too_late)
+        token = db.patiently(ask, sleep=time.sleep, give_up=lambda: now() > slot.fence_at or 0 < slot.drain_by < now())
         if token is not None:
             facts = {"worker": job.claimed_by, "queue": job.queue, "claim": job.claim}
             _log.warning("worker.fence.ahead", **facts, fence=fence, leapt_to=token)

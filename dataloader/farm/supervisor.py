@@ -205,7 +205,7 @@ class Supervisor:
         self._orphans |= orphans
 
     def _start_failed(self, role: str, backoff: Backoff, exit_status: int, calling: str = "") -> None:
-        """A child has died at its start; `calling`: what of the user's it was importing or calling."""
+        """A child has died at its start; `calling` names the user's module or hook that it was in."""
         if exit_status == EXIT_CANNOT_START and not self._ever_ready:
             self.exit_status = EXIT_CANNOT_START
             self._log.error("supervisor.cannot.start", why=f"the {role} refused to start, see its log line")

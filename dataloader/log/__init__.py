@@ -85,7 +85,7 @@ def configure(settings: Settings, *, threaded: bool = False, output: int = 1) ->
     global _level
     level = _level = logging.DEBUG if settings.debug else logging.INFO
     logging.basicConfig(handlers=[_Handler()], level=level, force=True)
-    # Warnings of a COPY that is left quote rows; those of the pool say less than the API's own 503.
+    # psycopg's warning of an abandoned COPY quotes rows, and those of its pool say less than the API's own 503.
     logging.getLogger("psycopg").setLevel(logging.ERROR)
     structlog.configure(
         processors=[structlog.contextvars.merge_contextvars, _emitted],

@@ -297,7 +297,7 @@ def _in_schema(statement: str, schema: str | None) -> str:
 
 
 def _in_one_transaction(conn: Conn | Foreign) -> AbstractContextManager[Any]:
-    """A transaction of our own where the caller has none; his is not ours to end."""
+    """A transaction of our own where the caller has none; a caller ends its own transaction."""
     if isinstance(conn, Foreign):
         return conn.in_one_transaction()
     idle = conn.info.transaction_status == TransactionStatus.IDLE

@@ -63,7 +63,7 @@ class _OfSqlAlchemy:
         return result.all() if result.returns_rows else []
 
     def in_one_transaction(self) -> AbstractContextManager[Any]:
-        """A transaction around several statements where the producer has none; his is not ours to end."""
+        """A transaction around several statements where the producer has none; a producer ends its own."""
         if getattr(self._conn.connection.dbapi_connection, "autocommit", False):
             raise ValueError("jobs that take several statements need a transaction, and conn is in AUTOCOMMIT mode")
         return nullcontext()

@@ -41,7 +41,6 @@ from pydantic import (
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
-    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
@@ -269,7 +268,7 @@ class Command(_Entry):
 
     @field_validator("env")
     @classmethod
-    def _has_no_own_object(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+    def _names_none_of_ours(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         ours = {field.upper() for field in Settings.model_fields}
         if wrong := [name for name in names if name.upper().startswith("DL_") or name.upper() in ours]:
             raise ValueError(f"should name no variable of the farm itself: {', '.join(wrong)}")
@@ -413,7 +412,7 @@ Patience = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=1, le=65_535)]
 Schema = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z_][A-Za-z0-9_$-]*$")]
 Dsn = Annotated[SecretStr, AfterValidator(_conninfo)]
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
 Modules = Annotated[Names, AfterValidator(_own_modules)]
 Zone = Annotated[str, _fitting(is_zone, "should be a time zone such as Europe/Moscow")]
 Rotation = Annotated[str, AfterValidator(_rotation)]
@@ -428,13 +427,11 @@ HostMemory = Annotated[
 ]
 Workers = Annotated[
     tuple[WorkerSpec, ...],
-    NoDecode,
     _json('[{"queue":"etl.default","concurrency":2}]'),
     _fitting(_have_one_scheduler, 'should have one "scheduler" for the same "queues"'),
 ]
 Tokens = Annotated[
     tuple[ApiToken, ...],
-    NoDecode,
     _json('[{"name":"airflow","scopes":["trigger"],"sha256":"<64 hex digits>"}]'),
     _fitting(
         lambda tokens: len({token.sha256.get_secret_value() for token in tokens}) == len(tokens),
@@ -450,7 +447,6 @@ Urls = Annotated[
 ]
 Hosts = Annotated[
     tuple[Annotated[str, StringConstraints(to_lower=True)], ...],
-    NoDecode,
     BeforeValidator(_names),
     _fitting(
         lambda hosts: all(re.fullmatch(r"[a-z0-9._-]+|[0-9a-f:.]+", host) for host in hosts),
@@ -468,19 +464,16 @@ PublicUrl = Annotated[
 Pattern = Annotated[str, Field(min_length=1, max_length=200)]
 Categories = Annotated[
     dict[str, Annotated[list[Pattern], Field(min_length=1)]],
-    NoDecode,
     BeforeValidator(_categories),
     _json('{"coding": ["qwen2.5-coder*", "*"]}'),
 ]
 Commands = Annotated[
     dict[EntryName, Annotated[Command, _short(list, "argv")]],
-    NoDecode,
     _json('{"dbt": ["/opt/dbt/bin/dbt", "run"]}'),
 ]
 AnyCluster = Annotated[DaskCluster | RayCluster | SparkCluster, Field(discriminator="engine")]
 Engines = Annotated[
     dict[EntryName, AnyCluster],
-    NoDecode,
     _json(
         '{"nightly": {"engine": "ray", "address": "http://ray:8265", "entrypoints": {"resize": "python -m resize"}}}'
     ),
@@ -495,6 +488,7 @@ class Settings(BaseSettings):
         env_file=DOTENV,
         env_file_encoding="utf-8",
         env_ignore_empty=True,
+        enable_decoding=False,  # the types decode their JSON
         frozen=True,
         extra="ignore",
         hide_input_in_errors=True,
@@ -700,7 +694,7 @@ class Settings(BaseSettings):
         cls, settings_cls: type[BaseSettings], *_: Any, **sources: Any
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The sources of settings, the strongest first."""
-        # The library's own ones expand ${NAME} within single quotes too, and wait for the writer of a pipe.
+        # The library's own sources expand ${NAME} within single quotes too, and wait for the writer of a pipe.
         values = _dotenv_values() if getattr(sources["dotenv_settings"], "env_file", None) else {}
         folder = _secrets_dir()
         files = {name: text for name in settings_cls.model_fields if folder and (text := _secret_of(folder, name))}

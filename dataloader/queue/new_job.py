@@ -294,27 +294,24 @@ def _all_hooked(documents: list[dict[str, Any]]) -> Columns:
 
 def _all_checked(make: Callable[[], Columns], documents: Iterable[dict[str, Any]]) -> Columns:
     """The columns that are made, checked; raises ValueError, which names the wrong fields of these documents."""
-    columns: Columns = {}
-    with suppress(ValueError, TypeError, RecursionError):
-        columns = _checked(make())
-    if not columns or _unfit(columns):
-        raise WrongJobs(list(documents))
+    columns = _valid(make, documents)
     if wrong := fault(columns["depends_on"], len(columns["args"])):
         raise ValueError(wrong)
     return columns
 
 
 def columns_of(documents: Sequence[Any], lease_ttl_sec: int) -> Columns:
-    """Documents as columns, whatever their `args` hold, unless hooks have made them; raises WrongJobs."""
-    try:
-        columns = _checked(_columns_of(documents, lease_ttl_sec=lease_ttl_sec))
-        if AROUND_ENQUEUE and _unfit(columns):
-            raise ValueError("there is a job that PostgreSQL could not store, or no worker read")
-        return columns
-    except (ValueError, TypeError, RecursionError):
-        if (wrong := WrongJobs(documents)).faults:
-            raise wrong from None
-        raise
+    """Documents as columns, checked but for the links between them; raises WrongJobs."""
+    return _valid(lambda: _columns_of(documents, lease_ttl_sec=lease_ttl_sec), documents)
+
+
+def _valid(make: Callable[[], Columns], documents: Iterable[Any]) -> Columns:
+    columns: Columns = {}
+    with suppress(ValueError, TypeError, RecursionError):
+        columns = _checked(make())
+    if not columns or _unfit(columns):
+        raise WrongJobs(list(documents))
+    return columns
 
 
 def _columns_of(documents: Sequence[Any], **more_defaults: Any) -> Columns:
@@ -337,7 +334,7 @@ def _checked(columns: Columns) -> Columns:
 def _unfit(columns: Columns) -> list[str]:
     """The columns that hold what PostgreSQL or a worker could not: what the API's guards on JSON refuse as well."""
     names = [name for name, values in columns.items() if not _are_storable(values, is_json=name == "args")]
-    # Nearly all have few brackets, so they need not be read.
+    # Most args have few brackets, so their depth need not be measured.
     large = [text for text in columns["args"] if len(text) >= 2 * DEPTH_LIMIT]
     if any(text.count("{") + text.count("[") >= DEPTH_LIMIT and is_deep(json.loads(text)) for text in large):
         names.append("args")

@@ -39,7 +39,7 @@ class Note:
     def changed(self, must: bool = False) -> Iterator[dict[str, Any]]:
         """The dict, for this process alone; what the block changes in it is kept.
 
-        A process that does not get the lock within WAIT_SEC changes a copy that is dropped; with `must` it gets Busy.
+        A process that does not get the lock within WAIT_SEC changes a dict that is dropped; with `must` it gets Busy.
         """
         is_ours, until = False, now() + WAIT_SEC
         while not is_ours and now() <= until:
@@ -48,18 +48,19 @@ class Note:
                 is_ours = True
             except BlockingIOError:
                 time.sleep(0.001)
-        if must and not is_ours:
-            raise Busy
+        if not is_ours:
+            if must:
+                raise Busy
+            yield {}
+            return
         try:
-            content = self.read() if is_ours else {}
+            content = self.read()
             yield content
-            if is_ours:
-                text = json.dumps(content).encode()
-                os.pwrite(self._file, text, 0)
-                os.ftruncate(self._file, len(text))
+            text = json.dumps(content).encode()
+            os.pwrite(self._file, text, 0)
+            os.ftruncate(self._file, len(text))
         finally:
-            if is_ours:
-                fcntl.lockf(self._file, fcntl.LOCK_UN)
+            fcntl.lockf(self._file, fcntl.LOCK_UN)
 
     def read(self) -> dict[str, Any]:
         """The dict as it is now; another process may be about to change it."""

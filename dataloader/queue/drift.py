@@ -68,8 +68,7 @@ def drifts(conn: db.Connection, functions: str) -> list[Drift]:
 
 def of_tables(conn: Conn) -> list[Drift]:
     """The triggers and indexes that are missing, disabled or changed."""
-    triggers = {row["name"]: row for row in _SQL.rows(conn, "triggers")}
-    return [*_trigger_drifts(_schema(), triggers), *_index_drifts(conn, _schema())]
+    return [*_trigger_drifts(conn), *_index_drifts(conn, _schema())]
 
 
 @cache
@@ -101,8 +100,9 @@ def shipped(text: str) -> list[Function]:
     return [Function(**match.groupdict(), text=match[0] + ";") for match in _FUNCTION.finditer(text)]
 
 
-def _trigger_drifts(schema: str, installed: dict[str, Row]) -> Iterator[Drift]:
-    for match in _TRIGGER.finditer(schema):
+def _trigger_drifts(conn: Conn) -> Iterator[Drift]:
+    installed = {row["name"]: row for row in _SQL.rows(conn, "triggers")}
+    for match in _TRIGGER.finditer(_schema()):
         name, table, calls = match.groups()
         row = installed.get(name)
         if row is None:

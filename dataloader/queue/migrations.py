@@ -227,8 +227,8 @@ def _session(dsn: str, schema: str) -> db.Connection:
 
 def _exists(conn: db.Connection) -> bool:
     # Not the search_path: a queue in `public` must not stand in for a schema that was never migrated.
-    row = conn.execute("SELECT to_regclass(quote_ident(current_schema()) || '.dl_migrations') IS NOT NULL").fetchone()
-    return bool(row and row[0])
+    found = conn.execute("SELECT to_regclass(quote_ident(current_schema()) || '.dl_migrations') IS NOT NULL")
+    return found.fetchone() == (True,)
 
 
 def _missing(conn: db.Connection) -> list[Migration]:

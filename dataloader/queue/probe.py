@@ -66,11 +66,10 @@ class LockTable(NamedTuple):
 
 def lock_table(conn: db.Connection) -> LockTable:
     """The lock table of this server. May raise psycopg.Error."""
-    row = conn.execute(
+    (row,) = conn.execute(
         "SELECT current_setting('max_locks_per_transaction')::int,"
         " current_setting('max_connections')::int + current_setting('max_prepared_transactions')::int"
-    ).fetchone()
-    assert row is not None  # noqa: S101  a SELECT without FROM has a row
+    ).fetchall()
     return LockTable(*row)
 
 

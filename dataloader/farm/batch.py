@@ -1,6 +1,6 @@
 """A worker's jobs and ends besides the run under way: claimed jobs that have not begun, ends that are not written.
 
-The worker's thread and the heartbeat's share a batch; the thread that has the session's turn changes it. An end stays
+The worker's thread and the heartbeat's share a batch; the thread that has the session's lock changes it. An end stays
 until it is known to be written.
 """
 
@@ -153,7 +153,7 @@ class Batch:
             self.waiting.append(delivery)
 
     def next(self) -> Delivery | None:
-        """The best waiting jobs that make one run, or None; to be called with the session's turn."""
+        """The best waiting jobs that make one run, or None; to be called with the session's lock."""
         self.running = ()
         if not self.waiting:
             return None

@@ -323,7 +323,7 @@ class Meter:
             self._least = self.peak_memory
 
 
-# --- names: claimed_by has the host, the pid, and the place and time of the start of worker and supervisor ---
+# --- names: claimed_by has the host, the pid, the boot, and the times of the start of worker and supervisor ---
 
 
 def hostname() -> str:
@@ -333,20 +333,20 @@ def hostname() -> str:
 
 
 @cache
-def place() -> str:
+def boot() -> str:
     """A digest of this boot of the kernel and of this pid namespace; empty where the system hides them."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_bytes()
         namespace = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
         return ""
-    return hashlib.blake2b(b"%b%d" % (boot, namespace), digest_size=6).hexdigest()  # sha256 costs a worker 1 MB
+    return hashlib.blake2b(b"%b%d" % (boot_id, namespace), digest_size=6).hexdigest()  # sha256 costs a worker 1 MB
 
 
 def own_name() -> str:
-    """The name of this worker process, whose parent is its supervisor: host:pid:place-start-supervisor-start."""
+    """The name of this worker process, whose parent is its supervisor: host:pid:boot-start-supervisor-start."""
     pid, parent = os.getpid(), os.getppid()
-    return f"{hostname()}:{pid}:{place()}-{started(pid) or 0}-{parent}-{started(parent) or 0}"
+    return f"{hostname()}:{pid}:{boot()}-{started(pid) or 0}-{parent}-{started(parent) or 0}"
 
 
 def is_gone(worker: str) -> bool:
@@ -358,11 +358,11 @@ def is_gone(worker: str) -> bool:
     """
     try:
         named, pid, rest = worker.rsplit(":", 2)
-        placed, start, parent, parent_start = rest.split("-")
+        of_boot, start, parent, parent_start = rest.split("-")
         processes = [(int(pid), int(start)), (int(parent), int(parent_start))]
     except ValueError:
         return False
-    is_here = (named, placed) == (hostname(), place()) and placed != ""
+    is_here = (named, of_boot) == (hostname(), boot()) and of_boot != ""
     return is_here and all(start > 0 and _has_ended(pid, start) for pid, start in processes)
 
 

@@ -52,7 +52,7 @@ NOTES_MOST, NOTE_MOST = 20, 500  # lines of a run that the journal keeps, and th
 TARGET_IS_AHEAD = "the target has a newer checkpoint than the queue: the next run goes on there"
 LEAP_SEC = periods.seconds("LEAP_SEC", 10.0)  # for the answer to a leap
 T = TypeVar("T")
-Place = tuple[Callable[..., Any] | None, str]  # a pipeline's `prepare`, and an affinity key
+ResourceKey = tuple[Callable[..., Any] | None, str]  # a pipeline's `prepare`, and an affinity key
 Begin = Callable[[fence.Standing | None], AbstractContextManager[psycopg.Connection[Any]]]
 _log = structlog.get_logger("worker")
 
@@ -192,7 +192,7 @@ class Execution:
         self._family: Family | None = None  # the same
         self._by_key: dict[str, Outcome] = {}  # what the pipeline has decided for single keys
         self._notes: list[str] = []  # for the journal
-        self._lent: tuple[Place, Resource] | None = None
+        self._lent: tuple[ResourceKey, Resource] | None = None
         self._drops_resource = False
 
     def step(self) -> Outcome:
@@ -272,9 +272,9 @@ class Execution:
     def _with_resource(self, given: Any, context: pipelines.Context | None) -> pipelines.Context | None:
         """The context with the pipeline's resource: a warm one, else one that is prepared now, within its limit."""
         pipeline, runner, lease = self._pipeline, self._runner, self._lease
-        place = pipeline.prepare, self._delivery.first.affinity_key or ""
-        name = f"{pipeline.task} {place[1]}".strip()
-        resource = runner.warm.resources.get(place)
+        key = pipeline.prepare, self._delivery.first.affinity_key or ""
+        name = f"{pipeline.task} {key[1]}".strip()
+        resource = runner.warm.resources.get(key)
         if resource is None:
             runner.warm.make_room()
             resource = Resource(None, name)
@@ -283,7 +283,7 @@ class Execution:
                 runner.has_prepared = True
                 prepare = partial(prepared, name, partial(pipeline.prepare, given, context))
                 resource = runner.call(prepare, lease)
-        self._lent = place, resource
+        self._lent = key, resource
         return context and replace(context, resource=resource.value)
 
     # --- what the context asks for ---
@@ -410,7 +410,7 @@ class WarmResources:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self.resources: OrderedDict[Place, Resource] = OrderedDict()
+        self.resources: OrderedDict[ResourceKey, Resource] = OrderedDict()
 
     @property
     def keys(self) -> list[str]:
@@ -426,11 +426,11 @@ class WarmResources:
         while self.resources and len(self.resources) >= max(1, self._most):
             self.resources.popitem(last=False)[1].release()
 
-    def give_back(self, place: Place, resource: Resource, is_sound: bool) -> None:
+    def give_back(self, key: ResourceKey, resource: Resource, is_sound: bool) -> None:
         """After a run with this resource: keep it as the one used last, unless it is not sound or none may stay."""
-        self.resources.pop(place, None)
-        if is_sound and place[1] and self._most:
-            self.resources[place] = resource
+        self.resources.pop(key, None)
+        if is_sound and key[1] and self._most:
+            self.resources[key] = resource
         else:
             resource.release()
 

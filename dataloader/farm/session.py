@@ -68,14 +68,14 @@ class Session(Generic[L]):
         self.failures = 0  # calls that have lost the session since the last one that did not
         self._was_open = False
         self.tries = 0  # how often a session was opened, or was to be: its descriptor comes with the try
-        self.turn = threading.RLock()  # held by whoever uses the session, or changes what `resume` reads
+        self.lock = threading.RLock()  # held by whoever uses the session, or changes what `resume` reads
 
     def call(self, work: Callable[[L], T], answer_within: float | None = None) -> T:
         """Return `work(session)`; each of its statements has an answer within so many seconds (None: as opened).
 
         Raises Lost when the session breaks or none can be opened; whatever else `work` raises, as it is.
         """
-        with self.turn:
+        with self.lock:
             try:
                 session = self._current or self._open()
                 conn, patience = session.conn, session.conn.answer_within

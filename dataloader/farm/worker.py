@@ -330,7 +330,7 @@ class Worker:
         self._meter.measure()
         began, count, why = now(), 0, ""
         while not (why or (why := self._why_not(began, count))):
-            with self.session.turn:  # a new session hands back what has not begun by then
+            with self.session.lock:  # a new session hands back what has not begun by then
                 delivery = self.batch.next()
             if delivery is None:
                 break
@@ -344,7 +344,7 @@ class Worker:
         self.signals.take_wake_ups()
         if count:
             self.batch.learn(now() - began, count)
-        with self.session.turn:
+        with self.session.lock:
             self.batch.running = ()
             self.batch.hand_back(why)
 
@@ -402,7 +402,7 @@ class Worker:
 
     def _add(self, ends: Sequence[Ended]) -> None:
         """Leave ends to the batch; not while a new session asks which of them are still this worker's."""
-        with self.session.turn:
+        with self.session.lock:
             for end in ends:
                 self.batch.add(end)
 

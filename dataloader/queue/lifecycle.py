@@ -310,11 +310,7 @@ def _forget_large(conn: db.Connection, jobs: Sequence[Job]) -> None:
 
 
 def _long_step(session: Session, parameters: Row, ends: Collection[Ended] | None) -> Step:
-    parameters |= {
-        "worker": session.worker,
-        "backend_start": session.backend_start.isoformat(),
-        **_arrays(ends),
-    }
+    parameters |= {"worker": session.worker, "backend_start": session.backend_start.isoformat(), **_arrays(ends)}
     _keep_before(session.conn, ends or ())
     *rows, last = session.conn.repeating.execute(_SQL["step"], parameters, prepare=True).fetchall()
     jobs = [Job._make((*row[:12], session.worker, row[12])) for row in rows]

@@ -300,9 +300,9 @@ def test_an_end_that_comes_while_a_new_session_asks_for_others_is_written(dsn: s
     with ThreadPoolExecutor(1) as pool, db.connect(dsn, name="other", schema="public") as other:
         other.execute("BEGIN; LOCK TABLE dl_jobs IN ACCESS EXCLUSIVE MODE")
         with started(lambda: session.call(batch.write), one.pid, conn):
-            session.turn = turn = Asked(session.turn)
+            session.lock = lock = Asked(session.lock)
             added = pool.submit(farm.Worker._add, parts, [Ended(second, DONE)])
-            until(lambda: turn.is_asked or added.done(), "the run to end")
+            until(lambda: lock.is_asked or added.done(), "the run to end")
             other.execute("COMMIT")
         added.result()
     session.call(batch.write)

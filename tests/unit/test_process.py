@@ -18,7 +18,7 @@ from dataloader.farm import common_log, slots
 from dataloader.farm import process as identity
 from dataloader.farm.common_log import FarmOutage, Note
 from dataloader.farm.heartbeat import Lease
-from dataloader.farm.process import hostname, is_gone, own_name, place, started
+from dataloader.farm.process import boot, hostname, is_gone, own_name, started
 from dataloader.farm.reaper import GAP_SEC, JUMP_SEC, SILENCE_SEC, Uptime
 from dataloader.farm.slots import Reason, SharedSlots, Slot, State, kill_reason, stop_reason
 from dataloader.queue.job import End
@@ -179,7 +179,7 @@ def test_a_process_that_has_ended_is_gone_unless_its_supervisor_lives(dead: str)
 
 def test_a_zombie_is_gone_and_a_stopped_process_is_not() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    name = f"{hostname()}:{child.pid}:{place()}-{started(child.pid)}-{child.pid}-{started(child.pid)}"
+    name = f"{hostname()}:{child.pid}:{boot()}-{started(child.pid)}-{child.pid}-{started(child.pid)}"
     child.send_signal(19)
     assert not is_gone(name)
     child.kill()
@@ -206,8 +206,8 @@ def test_a_dead_child_counts_until_it_is_buried(monkeypatch: pytest.MonkeyPatch)
     "changed",
     [
         lambda name: name.replace(hostname(), "other"),
-        lambda name: name.replace(place(), "0" * 12),
-        lambda name: name.replace(f"{place()}-", "-"),
+        lambda name: name.replace(boot(), "0" * 12),
+        lambda name: name.replace(f"{boot()}-", "-"),
         lambda name: f"{hostname()}:4194300:0123456789ab",  # of a plain worker, or of an older one
         lambda name: f"{name}-1",
         lambda name: "",
@@ -219,8 +219,8 @@ def test_what_is_not_proved_is_not_gone(dead: str, changed: Callable[[str], str]
 
 
 def test_a_host_that_hides_its_place_proves_nothing(dead: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "place", lambda: "")
-    assert not is_gone(dead.replace(place(), ""))
+    monkeypatch.setattr(identity, "boot", lambda: "")
+    assert not is_gone(dead.replace(boot(), ""))
 
 
 CLOCK = 1_900_000_000.0  # the database's clock, when ours shows 0

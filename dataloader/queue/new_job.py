@@ -155,8 +155,7 @@ Trigger = create_model(
 _DEFAULTS = {name: None if field.is_required() else field.default for name, field in Trigger.model_fields.items()}
 _NOT_GIVEN = _DEFAULTS | {"lock_key": ""}
 _document = Trigger.__pydantic_validator__.validate_python
-_DOCUMENTS = TypeAdapter(list[Trigger])  # type: ignore[valid-type]
-# The same rules by columns, many times as fast for many jobs; _DOCUMENTS names the exact fault of each job.
+# The same rules by columns, many times as fast for many jobs; _document names the exact faults of one.
 _RULES: dict[str, TypeAdapter[Any]] = {
     name: TypeAdapter(
         Annotated[list[Annotated[field.annotation, name, *field.metadata]], Field(fail_fast=True)],  # type: ignore[arg-type,name-defined]
@@ -249,7 +248,7 @@ class WrongJobs(ValueError):
     def __init__(self, jobs: Sequence[Any]) -> None:
         self.faults: list[ErrorDetails] = []
         for number, job in enumerate(jobs):
-            self.faults += [each | {"loc": (number, *each["loc"][1:])} for each in _faults_of(job)]
+            self.faults += [each | {"loc": (number, *each["loc"])} for each in _faults_of(job)]
             if len(self.faults) > FAULTS_SHOWN:
                 break
         texts = [f"jobs[{fault['loc'][0]}]." * (len(jobs) > 1) + _worded(fault) for fault in self.faults]
@@ -370,7 +369,7 @@ def _faults_of(document: Any) -> list[ErrorDetails]:
         unknown = islice((name for name in document if name not in _DEFAULTS), FAULTS_SHOWN + 1)
         document = {name: document[name] for name in [*filter(document.__contains__, _DEFAULTS), *unknown]}
     try:
-        valid = vars(_DOCUMENTS.validate_python([document])[0])  # _checked takes long for one
+        valid = vars(_document(document))  # _checked takes long for one
         unfit = _unfit({name: [value] for name, value in valid.items()} | {"args": [as_json(valid["args"])]})
     except ValidationError as e:
         return _errors(e)
@@ -380,7 +379,7 @@ def _faults_of(document: Any) -> list[ErrorDetails]:
 
 
 def _fault(name: str, text: str) -> ErrorDetails:
-    return {"type": "not_json", "loc": (0, name), "msg": text, "input": None}
+    return {"type": "not_json", "loc": (name,), "msg": text, "input": None}
 
 
 def _errors(error: ValidationError) -> list[ErrorDetails]:

@@ -37,7 +37,6 @@ _INT64 = 2**63
 quoted = json.encoder.encode_basestring
 encoded = json.JSONEncoder(ensure_ascii=False).encode
 # Line ends of some readers, controls of terminals, marks of right-to-left text, and lone surrogates (no UTF-8).
-_ODD = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
@@ -90,7 +89,7 @@ def as_texts(event: Event, colors: bool, zone: tzinfo = UTC) -> list[bytes]:
 
     exception = event.get("exception")
     shown = json.loads(as_json({name: value for name, value in event.items() if name != "exception"}))
-    shown = {name: _visible(value) for name, value in shown.items() if name != "stream"}
+    shown = {name: visible(each) if isinstance(each, str) else each for name, each in shown.items() if name != "stream"}
     try:
         moment = datetime.fromisoformat(shown["timestamp"]).astimezone(zone)
         shown["timestamp"] = moment.isoformat(" ", "milliseconds")
@@ -102,7 +101,7 @@ def as_texts(event: Event, colors: bool, zone: tzinfo = UTC) -> list[bytes]:
             shown[name], _, rest = value.partition("\n")
             below.append(rest)
     if exception is not None:
-        below.insert(0, _visible(_fitted(_text(exception), WINDOW)))
+        below.insert(0, visible(_fitted(_text(exception), WINDOW)))
     lines = [structlog.dev.ConsoleRenderer(colors=colors)(None, "", shown)]
     lines += [f"    {line}" for text in below for line in str(text).strip("\n").split("\n")]
     pieces = [b""]
@@ -128,8 +127,7 @@ def as_lines(event: Event, known: frozenset[str] = frozenset()) -> str:
 def _line(plain: dict[str, Any]) -> bytes:
     text = encoded(plain)
     if not text.isascii():
-        text = _SURROGATE.sub("\ufffd", text)
-        text = _ODD.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+        text = _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", _SURROGATE.sub("\ufffd", text))
     return text.encode() + b"\n"
 
 
@@ -195,7 +193,6 @@ def shortened(text: str, limit: int) -> str:
     return f"{text[:half]}[... {len(text) - 2 * half} characters ...]{text[-half:]}"
 
 
-def _visible(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), value)
+def visible(text: str) -> str:
+    """The text with its controls escaped, but for tabs and line ends."""
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

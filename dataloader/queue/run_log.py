@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from typing import NamedTuple
 
-from dataloader.log.record import shortened
+from dataloader.log.record import shortened, visible
 from dataloader.queue.job import Job
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -16,15 +16,12 @@ LINE_MOST = 8_000  # characters; a longer line is cut in its middle
 LINE_COST = 64  # bytes that a row takes beside its text
 _TAIL = 3 / 8  # of the size; the rest is for what the keeper saves of a worker that has died
 SAVED = 1 / 8
-# A terminal's colors and titles, and what they leave of the other controls. \t stays.
+# A terminal's colors and titles.
 _SEQUENCE = re.compile(
     r"\x1b(?:\[[0-?]{0,64}[ -/]{0,16}[@-~]"  # colors, the cursor
     r"|\][^\x07\x1b]{0,500}(?:\x07|\x1b\\)"  # titles, links
     r"|[PX^_][^\x1b]{0,500}\x1b\\"
     r"|[ -/]{0,16}[0-~])"
-)
-_CONTROL = re.compile(
-    "[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff\ufffe\uffff]"
 )
 
 
@@ -50,8 +47,7 @@ def harmless(text: str) -> str:
     """The text without a terminal's sequences, other controls escaped; of overwritten lines the last state."""
     if text.isprintable():
         return text
-    text = _SEQUENCE.sub("", text.rstrip("\r").rpartition("\r")[2])
-    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    return visible(_SEQUENCE.sub("", text.rstrip("\r").rpartition("\r")[2]))
 
 
 class RunLog:

@@ -20,9 +20,10 @@ import structlog
 from psycopg import errors
 
 from dataloader import log, periods
+from dataloader.exits import EXIT_FENCED
 from dataloader.farm.batch import TICK_SEC, Batch
 from dataloader.farm.capture import Capture
-from dataloader.farm.process import EXIT_FENCED, drain_pipe, now, readable
+from dataloader.farm.process import drain_pipe, now, readable
 from dataloader.farm.session import Lost, Session, read
 from dataloader.farm.slots import TOOK_LONGER, Reason, Slot, stop_reason
 from dataloader.queue import lifecycle, logs

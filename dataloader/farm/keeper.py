@@ -24,11 +24,12 @@ from setproctitle import setproctitle
 
 from dataloader import log, periods
 from dataloader.config import Settings
+from dataloader.exits import EXIT_CANNOT_START, EXIT_FENCED, EXIT_OK
 from dataloader.farm import process
 from dataloader.farm.admission import Host
 from dataloader.farm.capture import NAMES, SOURCES
 from dataloader.farm.common_log import FarmOutage, Note
-from dataloader.farm.process import EXIT_FENCED, EXIT_OK, call_parent, cpu_used_by, kill_group, memory_used, now
+from dataloader.farm.process import call_parent, cpu_used_by, kill_group, memory_used, now
 from dataloader.farm.session import Lost, Plain, Session, read
 from dataloader.farm.slots import TOOK_LONGER, Held, Reason, SharedSlots, Slot, State, kill_reason
 from dataloader.queue import db, lifecycle, logs, migrations, run_log
@@ -59,7 +60,7 @@ def main(settings: Settings, dsn: str, shared: SharedSlots) -> int:
         return keeper.keep()
     except migrations.SchemaError as e:
         keeper.log.error("keeper.schema.refused", error=str(e))
-        return process.EXIT_CANNOT_START
+        return EXIT_CANNOT_START
 
 
 class Keeper:

@@ -22,11 +22,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from dataloader import log
-from dataloader.exits import EXIT_CANNOT_START as EXIT_CANNOT_START
-from dataloader.exits import EXIT_FAILED as EXIT_FAILED
-from dataloader.exits import EXIT_FENCED as EXIT_FENCED
-from dataloader.exits import EXIT_OK as EXIT_OK
-from dataloader.exits import EXIT_RECYCLE as EXIT_RECYCLE
+from dataloader.exits import EXIT_FAILED
 
 now = time.monotonic  # seconds, by the same clock in all processes of one machine
 READY = b"READY=1"  # the report of `notify_ready`

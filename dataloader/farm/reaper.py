@@ -25,8 +25,9 @@ from setproctitle import setproctitle
 from dataloader import log as logs
 from dataloader import periods
 from dataloader.config import ConfigError, Settings
+from dataloader.exits import EXIT_CANNOT_START, EXIT_OK
 from dataloader.farm.common_log import FarmOutage, Note
-from dataloader.farm.process import EXIT_CANNOT_START, EXIT_OK, Signals, notify_ready, now
+from dataloader.farm.process import Signals, notify_ready, now
 from dataloader.farm.session import Lost, Plain, Session
 from dataloader.queue import cleanups, db, hooks, lifecycle, migrations
 from dataloader.queue import logs as logs_of_jobs

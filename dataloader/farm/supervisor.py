@@ -24,8 +24,9 @@ from setproctitle import setproctitle
 
 from dataloader import log, periods
 from dataloader.config import ConfigError, Settings
+from dataloader.exits import EXIT_CANNOT_START, EXIT_OK, EXIT_RECYCLE
 from dataloader.farm import process
-from dataloader.farm.process import EXIT_CANNOT_START, EXIT_OK, EXIT_RECYCLE, kill_group, now
+from dataloader.farm.process import kill_group, now
 from dataloader.farm.slots import INTERRUPTS, SharedSlots, Slot, State, deadlines, kill_reason
 
 SLOTS_LEAST = 256

@@ -19,6 +19,7 @@ import structlog
 
 from dataloader import log, periods, pipelines
 from dataloader.config import ConfigError, Settings
+from dataloader.exits import EXIT_CANNOT_START, EXIT_FAILED, EXIT_OK, EXIT_RECYCLE
 from dataloader.farm import process
 from dataloader.farm.admission import Admission, Host, needs_of
 from dataloader.farm.batch import LOCKED_SEC, REPORT, TICK_SEC, Batch, Preference, facts_of
@@ -27,7 +28,7 @@ from dataloader.farm.common_log import FarmOutage, once
 from dataloader.farm.failures import headline, own_stack
 from dataloader.farm.guest import Inspection, keep_children_plain
 from dataloader.farm.heartbeat import LOCK_SEC, Heartbeat
-from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED, EXIT_OK, EXIT_RECYCLE, now
+from dataloader.farm.process import now
 from dataloader.farm.runner import CannotStart, Runner, last_words
 from dataloader.farm.session import Lost, Plain, Session, read
 from dataloader.farm.slots import TOOK_LONGER, SharedSlots, Slot, State

@@ -119,7 +119,10 @@ class Batch:
     # --- jobs ---
 
     def size_next(self, siblings: Callable[[], Siblings] = Siblings) -> int:
-        """How many keys to claim: a fair share beside `siblings`, and enough for one run; 0 above LOCKED_MOST."""
+        """How many keys to claim: a fair share beside `siblings` that want jobs too, and enough for one run.
+
+        0 while LOCKED_MOST ends wait for locked rows.
+        """
         if len(self.locked) >= LOCKED_MOST:
             return 0
         self._order = self._turns.order()

@@ -43,7 +43,10 @@ class Stream:
         self._torn = False
 
     def write(self, lines: Sequence[bytes]) -> int:
-        """Write these lines in one piece; how many, 0 if it had to wait. Raises OSError; the lines are lost then."""
+        """Write these lines, at most `batch` bytes, in one piece; the number of lines written, 0 if it had to wait.
+
+        Raises OSError; these lines are lost then.
+        """
         data = b"\n" * self._torn + b"".join(lines)
         try:
             written = self._write(data)
@@ -94,7 +97,10 @@ class File:
         self._rule = rule
 
     def write(self, lines: Sequence[bytes]) -> int:
-        """Append these lines in one piece; how many, 0 without the lock. Raises OSError without room or locks."""
+        """Append these lines in one piece; the number of lines written, 0 without the lock.
+
+        Raises OSError where there is no room, and where the file system has no locks.
+        """
         data = b"".join(lines)
         while True:
             fd = self._open()

@@ -140,7 +140,10 @@ def _all(conn: Conn, name: str, **parameters: Any) -> list[Any]:
 
 
 def open_session(conn: db.Connection, worker: str) -> Session:
-    """Set what a worker's statements rely on, and learn what identifies the session; ConfigError without sight."""
+    """Set what a worker's statements rely on, and learn what identifies this session for dl_end_session.
+
+    Raises ConfigError where the role may not see that.
+    """
     conn.execute(PLANS)
     facts = "SELECT current_user, backend_start FROM pg_stat_get_activity(pg_backend_pid())"
     ((role, start),) = conn.execute(facts).fetchall()
@@ -514,7 +517,10 @@ def settle(
     facts: Mapping[str, Any] | None = None,
     running: Sequence[UUID] | None = None,
 ) -> list[Settled]:
-    """Take its jobs from a dead worker: those `running` (None: all) with this `end`, the others uncounted."""
+    """Take its jobs from a dead worker, with this `end` (crash, timeout, drain) of those `running`; None: of all.
+
+    The others are handed back uncounted.
+    """
     return [Settled(*row) for row in db.call(conn, "dl_settle", worker, running, end, reason, Jsonb(facts or {}))]
 
 

@@ -82,8 +82,7 @@ def _input(
     zone: ZoneInfo,
 ) -> Input:
     kind = "secret" if masking.is_secret(name, "text") or own.get("writeOnly") else _kind(own)
-    has_value = name in args if args is not None else "default" in own
-    value = (args[name] if args is not None else own["default"]) if has_value else None
+    value = own.get("default") if args is None else args.get(name)
     if value is not None and not _fits(kind, value, own):
         kind = "json"
     title = str(own.get("title", ""))[:200]
@@ -99,7 +98,7 @@ def _input(
         log.masked(tuple(map(plain, own["enum"]))) if kind == "choice" else (),
         _number(own.get("minimum")),
         _number(own.get("maximum")),
-        kind == "secret" and args is not None and name in args,
+        kind == "secret" and name in (args or ()),
     )
 
 

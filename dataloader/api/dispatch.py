@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, get_args
 from urllib.parse import urlencode
 
-from flask import Blueprint, Response, current_app, g, jsonify, request, url_for
+from flask import Blueprint, Response, g, jsonify, request, url_for
 from pydantic import BaseModel, Field
 from pydantic_core import to_jsonable_python
 
@@ -64,7 +64,7 @@ def calling(settings: Settings | None = None) -> Iterator[Call]:
         yield Call(
             lambda: stack.enter_context(session()),
             auth.who(),
-            settings or current_app.extensions["settings"],
+            settings or auth.settings(),
             auth.may("read"),
             auth.asker(),
             request.headers.get("traceparent"),

@@ -13,7 +13,7 @@ from datetime import datetime
 from time import monotonic
 from typing import Any, NamedTuple
 
-from flask import Blueprint, Response, current_app, g, render_template, request
+from flask import Blueprint, Response, g, render_template, request
 
 from dataloader import ops
 from dataloader.api.dashboard.render import action_url, chosen_zone, done
@@ -152,7 +152,7 @@ def repeated(op: Op, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Carry out an operation, for ALL_SEC where it has more steps; the last answer, and its fields with the sum."""
     until, changed = monotonic() + ALL_SEC, 0
     # The zone of the page is that of a schedule that names none.
-    settings = current_app.extensions["settings"].model_copy(update={"timezone": chosen_zone().key})
+    settings = auth.settings().model_copy(update={"timezone": chosen_zone().key})
     with calling(settings) as call:
         while True:
             answer = op.run(call, given)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from flask import Blueprint, Response, current_app, g, make_response, redirect, render_template, request, url_for
+from flask import Blueprint, Response, g, make_response, redirect, render_template, request, url_for
 from werkzeug.wrappers import Response as BaseResponse
 
 from dataloader import log
@@ -19,7 +19,7 @@ _PATH = re.compile(r"/(?![/\\])[!-\[\]-~]*")  # a path without a host, and witho
 @auth.require()
 def form() -> BaseResponse:
     """The form; for a reader who is signed in, and without configured tokens, a redirect to the page."""
-    if (g.by_cookie and g.token) or not current_app.extensions["settings"].dl_api_tokens:
+    if (g.by_cookie and g.token) or not auth.settings().dl_api_tokens:
         return redirect(_destination(), 303)
     page = _page(200)
     if request.headers.get("Sec-Fetch-Site") == "cross-site" and "again" not in request.args:
@@ -33,7 +33,7 @@ def form() -> BaseResponse:
 def sign_in() -> BaseResponse:
     """Set the cookie until the browser closes. The answer does not say why a token is refused."""
     given = request.form.get("token", "").strip()
-    if tokens.holder(given, current_app.extensions["settings"].dl_api_tokens) is None:
+    if tokens.holder(given, auth.settings().dl_api_tokens) is None:
         return _page(401)
     answer = redirect(_destination(), 303)
     answer.set_cookie(auth.COOKIE, given, **_cookie())

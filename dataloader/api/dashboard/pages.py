@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
-from flask import Blueprint, Response, current_app, redirect, request, url_for
+from flask import Blueprint, Response, redirect, request, url_for
 from flask.typing import ResponseReturnValue
 
 from dataloader import log, ops, periods
@@ -21,7 +21,6 @@ from dataloader.api.dashboard.render import chosen_zone, named_queue, show
 from dataloader.api.web import auth, cache
 from dataloader.api.web.endpoint import session
 from dataloader.check import database
-from dataloader.config import Settings
 from dataloader.model.kinds import fraction
 from dataloader.model.plans import ENDED
 from dataloader.ops.errors import Problem, Unknown, known
@@ -84,8 +83,8 @@ def _read_overview(conn: db.Connection) -> tuple[dict[str, Any], Rows, dict[str,
     farm = stats.overview(conn)
     has_jobs = any(queue["length"] or queue["busy"] or queue["dead"] for queue in farm["queues"])
     workers = _alive_first(stats.workers(conn))
-    postgres = stats.postgres(conn, current_app.extensions["settings"].dl_reaper_period_sec)
-    wrong = stats.wrong(conn, current_app.extensions["settings"].dl_alerts_queue)
+    postgres = stats.postgres(conn, auth.settings().dl_reaper_period_sec)
+    wrong = stats.wrong(conn, auth.settings().dl_alerts_queue)
     return farm, workers, postgres, wrong, None if has_jobs else stats.beginning(conn)
 
 
@@ -111,8 +110,7 @@ def postgres() -> Response:
 
 
 def _read_findings(conn: db.Connection) -> list[database.Finding]:
-    settings: Settings = current_app.extensions["settings"]
-    return database.session_findings(conn, settings, settings.queue_dsn or "")
+    return database.session_findings(conn, auth.settings(), auth.settings().queue_dsn or "")
 
 
 @blueprint.get("/schedules")
@@ -188,7 +186,7 @@ def limits() -> Response:
 @auth.require("operate")
 def webhooks() -> Response:
     """The webhooks: the receivers of alerts for dead jobs, stuck runs, late and paused queues."""
-    queue = current_app.extensions["settings"].dl_alerts_queue
+    queue = auth.settings().dl_alerts_queue
     with session() as conn:
         rows, is_served = receivers.with_deliveries(conn), receivers.is_served(conn, queue)
     return show("webhooks.html", webhooks=rows, queue=queue, is_served=is_served, kinds=KINDS)

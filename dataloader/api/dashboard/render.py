@@ -22,7 +22,7 @@ from dataloader import log
 from dataloader.api.dashboard import formats
 from dataloader.api.server.health import VERSION
 from dataloader.api.web import auth, problems
-from dataloader.config import Settings, is_zone
+from dataloader.config import is_zone
 from dataloader.model.kinds import fraction
 from dataloader.queue.reports import words
 
@@ -100,7 +100,7 @@ def failed(error: Exception) -> Response | HTTPException:
 
 @blueprint.app_context_processor
 def _page_context() -> dict[str, Any]:
-    settings: Settings = current_app.extensions["settings"]
+    settings = auth.settings()
     zone, own_zone = chosen_zone().key, current_app.extensions["zone"].key
     return {
         "asset": lambda name: url_for("files.static", name=name, v=_digest(name)),  # changes with the content

@@ -5,13 +5,12 @@ from __future__ import annotations
 from time import monotonic
 from typing import Any
 
-from flask import Blueprint, current_app
+from flask import Blueprint
 
 import dataloader
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import RETRY_AFTER_SEC
-from dataloader.config import Settings
 from dataloader.model.farm import Fault
 from dataloader.ops.errors import Problem
 from dataloader.queue import db, migrations
@@ -41,8 +40,7 @@ def health() -> dict[str, Any]:
 @auth.require()
 def info() -> dict[str, Any]:
     """The service, its version and its ENVIRONMENT."""
-    settings: Settings = current_app.extensions["settings"]
-    return {"service": SERVICE, "version": VERSION, "environment": settings.environment}
+    return {"service": SERVICE, "version": VERSION, "environment": auth.settings().environment}
 
 
 @blueprint.get("/status", endpoint="uptime")

@@ -57,8 +57,7 @@ CHALLENGE = 'Bearer realm="dataloader"'
 
 def install(app: Flask) -> None:
     """Check every request of `app` before its body is read. Call it after audit.install."""
-    settings: Settings = app.extensions["settings"]
-    if proxies := settings.dl_trusted_proxies:
+    if proxies := app.extensions["settings"].dl_trusted_proxies:
         app.wsgi_app = _Proxies(app.wsgi_app, proxies, proxies, proxies, x_prefix=1)  # type: ignore[method-assign]
     app.before_request_funcs.setdefault(None, []).insert(0, _recognise)  # the audit's first line names the token
     app.before_request(_admit)
@@ -91,7 +90,7 @@ def may(*scopes: Scope) -> bool:
     """True when this request may call a view with any of these scopes; pages hide buttons by it."""
     token: ApiToken | None = g.get("token")
     if token is None:
-        return not _settings().dl_api_tokens and ("read" in scopes or _anonymous_may_change())
+        return not settings().dl_api_tokens and ("read" in scopes or _anonymous_may_change())
     return not set(scopes).isdisjoint(token.scopes)
 
 
@@ -142,13 +141,13 @@ def is_cross_site() -> bool:
 
 def _admit() -> BaseResponse | None:
     """Check the request: returns None for an allowed request, and an answer or an exception for a refused one."""
-    if not _settings().dl_api_tokens and request.path != "/health" and not _is_to_our_name():
+    if not settings().dl_api_tokens and request.path != "/health" and not _is_to_our_name():
         abort(403, _FOREIGN_NAME)
     if request.method not in SAFE and is_cross_site():
         abort(403, "This came from another site's page, which may not change anything here.")
     if (wanted := _wanted()) is None:
         return None
-    if not _settings().dl_api_tokens:
+    if not settings().dl_api_tokens:
         if "read" not in wanted and request.method not in SAFE and not _anonymous_may_change():
             abort(403, _LOCAL_ONLY)
         return None
@@ -182,7 +181,7 @@ def _recognise() -> None:
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
     g.by_cookie = scheme.lower() != "bearer"
     token = request.cookies.get(COOKIE, "") if g.by_cookie else given.strip()
-    g.token = tokens.holder(token, _settings().dl_api_tokens) if token else None
+    g.token = tokens.holder(token, settings().dl_api_tokens) if token else None
     if g.token is not None:
         g.token_name = g.token.name
 
@@ -229,7 +228,7 @@ def _anonymous_may_change() -> bool:
 
     The name counts because a page of another site may have a DNS name that leads to 127.0.0.1.
     """
-    if _settings().dl_allow_anonymous:
+    if settings().dl_allow_anonymous:
         return True
     if any(_FORWARDED.fullmatch(name) for name in request.headers.keys()):  # noqa: SIM118  it is no dict
         return False
@@ -249,7 +248,7 @@ def _is_our_name(name: str) -> bool:
     with suppress(ValueError):
         return bool(ip_address(name))
     name = name.removesuffix(".")
-    public = urlsplit(_settings().dl_public_url or "").hostname
+    public = urlsplit(settings().dl_public_url or "").hostname
     return name in ("localhost", public) or name in _names_of_machine()
 
 
@@ -274,6 +273,7 @@ def _is_loopback(name: str) -> bool:
     return name == "localhost"
 
 
-def _settings() -> Settings:
-    settings: Settings = current_app.extensions["settings"]
-    return settings
+def settings() -> Settings:
+    """The settings of the application that answers this request."""
+    configured: Settings = current_app.extensions["settings"]
+    return configured

@@ -116,7 +116,7 @@ def status(job_id: str) -> Response:
     outcome = None
     if query.wait and (is_known(version) if request.if_none_match else job["status"] not in FINAL):
         polls: LongPolls = current_app.extensions["long_polls"]
-        has_others = len({token.name for token in current_app.extensions["settings"].dl_api_tokens}) > 1
+        has_others = len({token.name for token in auth.settings().dl_api_tokens}) > 1
         outcome = polls.wait(wanted, version, query.wait, g.get("token_name") if has_others else None)
         if outcome is Outcome.CHANGED:
             job, version = _versioned(wanted)

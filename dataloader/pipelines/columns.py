@@ -28,7 +28,8 @@ _KINDS = {
     **{"timestamptz": "timestamptz", "time": "time", "time without time zone": "time"},
     **{"timetz": "timetz", "time with time zone": "timetz"},
 }
-OF_TIME = ("date", "timestamp", "timestamptz", "time", "timetz")
+CUTTING = ("date", "timestamp", "time", "timetz")  # PostgreSQL drops parts of a text that these types lack
+OF_TIME = (*CUTTING, "timestamptz")
 _TEXTS = ("character", "character varying", "bit varying")
 _BOOLEANS = {"t", "true", "y", "yes", "on", "1", "f", "false", "n", "no", "off", "0"}
 # The form of a number that PostgreSQL gives back unchanged: without zeros in front, a plus, an exponent.
@@ -159,6 +160,13 @@ class Values(Arguments):
 def kind_of(type_: str) -> str:
     """PURE: the kind of a type: integer, number, boolean, one of OF_TIME, or "" for others."""
     return _KINDS.get(re.sub(r" ?\(.*?\)", "", type_).lower(), "")
+
+
+def would_cut(given: str, stored: str) -> bool:
+    """PURE: whether a column of the second type would lose a day, a time or a zone of values of the first type."""
+    kinds = kind_of(given), kind_of(stored)
+    is_cut = kinds[0] in OF_TIME and kinds[1] in CUTTING and kinds[0] != kinds[1]
+    return is_cut and kinds != ("date", "timestamp")
 
 
 def plain(kind: str, values: Values, is_guess: bool) -> str:

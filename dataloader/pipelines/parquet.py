@@ -46,6 +46,7 @@ class ArrowFile(FileSource):
     """The rows of a file that pyarrow reads as CSV records, numbered from 1."""
 
     kind: str  # of file, for people
+    remedy = "fetch it again, whole, or name it as what it is"
     chosen: Sequence[int] | None = None  # the places of the columns that `items` gives; by default all
     added: Sequence[Any] = ()  # the values of further columns, the same in each row
     lines = 0  # columns behind them, with the number of each row
@@ -124,8 +125,7 @@ class ArrowFile(FileSource):
             if isinstance(e, OSError) and e.errno:
                 raise
         self.require_unchanged()  # outside of the handler, for the chain of its error would show pyarrow's text
-        remedy = "fetch it again, whole, or name it as what it is"
-        raise PermanentError(f"{self.origin}: is no {self.kind} file, or is damaged; {remedy}")
+        raise PermanentError(f"{self.origin}: is no {self.kind} file, or is damaged; {self.remedy}")
 
 
 class ParquetFile(ArrowFile):
@@ -178,6 +178,7 @@ class OrcFile(ArrowFile):
     """An ORC file, read stripe by stripe."""
 
     kind = "ORC"
+    remedy = f"{ArrowFile.remedy}, or write times before 1678 and after 2262, which pyarrow lacks, as texts"
 
     def _opened(self, file: BinaryIO) -> Any:
         from pyarrow import orc

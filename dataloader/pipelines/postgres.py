@@ -23,6 +23,7 @@ from psycopg.pq.abc import PGresult
 
 from dataloader import config
 from dataloader.pipelines import Context, PermanentError, Progress, csv_table, cursor, register, validated
+from dataloader.pipelines.columns import would_cut
 from dataloader.pipelines.csv_table import Place, Source, identifier, is_permanent, reason_of, unique
 from dataloader.pipelines.http import Unreachable, required
 
@@ -125,6 +126,10 @@ class Query(Source):
 
     def records(self, begin: Place) -> Iterator[tuple[int, str]]:
         """The rows of one query are those of one state of its database."""
+        for (name, given), stored in zip(self.columns.items(), self.stored, strict=False):
+            if would_cut(given, stored):
+                fault = f"{name} is a {given}, of which the table's {stored} would lose a part"
+                raise PermanentError(f"query: {fault}; select CAST({name} AS {stored}) AS {name}")
         self._count = begin.records
         self._ask(lambda: self._pg.send_query(self._copy(begin.mark)))
         for data in self._rows():

@@ -20,7 +20,7 @@ import psycopg
 from psycopg.adapt import PyFormat, Transformer
 
 from dataloader.pipelines import Context, PermanentError, Progress, csv_table, parquet, validated
-from dataloader.pipelines.columns import OF_TIME, Reader, Values, kind_of
+from dataloader.pipelines.columns import CUTTING, OF_TIME, Reader, Values, kind_of
 from dataloader.pipelines.csv_table import (
     UNSEEN,
     FileSource,
@@ -195,8 +195,7 @@ class Rows(Source):
 def _reader(type_: str, written: Values | None) -> Reader | None:
     """PURE: reads values for a type: with `written` texts, without it those that PostgreSQL would cut silently."""
     kind = kind_of(type_)
-    is_read = kind if written else kind in OF_TIME and kind != "timestamptz"
-    return Reader(kind, written or Values()) if is_read else None
+    return Reader(kind, written or Values()) if kind in CUTTING or (written and kind) else None
 
 
 def _type(values: Sequence[Any]) -> str:

@@ -241,6 +241,9 @@ def test_orc_is_read_stripe_by_stripe(job: Load, arrow: Any, rows: Rows, tmp_pat
     assert result.status == "succeeded", result.error
     assert rows("SELECT id, name FROM t ORDER BY id") == EXPECTED
     assert rows("SELECT DISTINCT at, pg_typeof(id)::text FROM t") == [(datetime(2026, 1, 1, tzinfo=UTC), "bigint")]
+    columns["at"] = arrow.array([datetime(9999, 12, 31)] * ROWS, arrow.timestamp("us"))  # noqa: DTZ001
+    orc.write_table(arrow.table(columns), tmp_path / "f.orc")
+    fails_for_good(job("load.files", wanted), "write times before 1678 and after 2262, which pyarrow lacks, as texts")
     (tmp_path / "f.orc").write_bytes(b"ORC" * 99)
     fails_for_good(job("load.files", wanted), "f.orc: is no ORC file, or is damaged")
 

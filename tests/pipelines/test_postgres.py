@@ -66,6 +66,21 @@ def test_a_new_table_has_the_types_of_the_source(load: Load, rows: Rows) -> None
     ]
 
 
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        *[("timestamp '2026-03-01 09:00'", kind) for kind in ("date", "time", "timetz")],
+        *[("timestamptz '2026-03-01 09:00+03'", kind) for kind in ("date", "timestamp")],
+        *(("timetz '09:00+03'", "time"), ("time '09:00'", "timetz")),
+    ],
+)
+def test_a_time_that_the_column_would_lose_a_part_of_is_refused(load: Load, rows: Rows, value: str, kind: str) -> None:
+    rows(f"CREATE TABLE t (id int PRIMARY KEY, v {kind})")
+    fails_for_good(load(f"SELECT 1 AS id, {value} AS v"), "would lose a part; select CAST(v AS ")
+    cast = f"CAST(timestamptz '2026-03-01 09:00+03' AS {kind})"
+    assert load(f"SELECT 1 AS id, {cast} AS v").error is None
+
+
 def test_a_float_keeps_its_digits_whatever_the_sources_role_shows(
     load: Load, rows: Rows, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,7 +94,7 @@ def test_an_existing_tables_types_decide(load: Load, rows: Rows) -> None:
     assert load("VALUES (1, '2026-01-31')", key=["column1"]).error.startswith(
         "table: t should have the query's columns"
     )
-    assert load("SELECT 1 AS id, timestamp '2026-01-31 12:00' AS day").status == "succeeded"
+    assert load("SELECT 1 AS id, '2026-01-31' AS day").status == "succeeded"
     assert rows("SELECT id, day::text, more FROM t") == [("1", "2026-01-31", 5)]
 
 

@@ -28,7 +28,7 @@ from dataloader.config import ConfigError, Settings
 from dataloader.exits import EXIT_CANNOT_START, EXIT_OK
 from dataloader.farm.common_log import FarmOutage, Note
 from dataloader.farm.process import Signals, notify_ready, now
-from dataloader.farm.session import Lost, Plain, Session
+from dataloader.farm.session import Lost, Plain, Session, read
 from dataloader.queue import cleanups, db, hooks, lifecycle, migrations
 from dataloader.queue import logs as logs_of_jobs
 from dataloader.queue.plans import backfills, schedules
@@ -303,13 +303,13 @@ class Schedules:
 
     def make(self, conn: db.Connection, may_go_on: Callable[[], bool]) -> None:
         """Make due jobs while that may go on; without a due one and without a change this runs no statement."""
-        if not list(conn.notifies(timeout=0)) and now() < self.due_at:
+        if not read(conn) and now() < self.due_at:
             return
         self.due_at = now() + RETRY_SEC  # where an error ends this
         pause = 0.0 if self._made(conn, may_go_on) else RETRY_SEC  # another reaper does it, or no job can be made
         left = [seconds for due_in in (schedules.due_in, backfills.due_in) if (seconds := due_in(conn)) is not None]
         self.due_at = now() + (max(min(left, default=math.inf), 0) or pause)
-        if list(conn.notifies(timeout=0)):  # it came during a statement, and ends no wait
+        if read(conn):  # it came during a statement, and ends no wait
             self.due_at = -math.inf
 
     def _made(self, conn: db.Connection, may_go_on: Callable[[], bool]) -> bool:

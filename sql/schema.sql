@@ -139,14 +139,17 @@ CREATE INDEX ix_dl_jobs_share ON dl_jobs (queue, priority, share, turn_at)
   WHERE status = 'queued' AND share IS NOT NULL AND turn_at IS NOT NULL;
 -- Retention: finished jobs, the oldest end first. The columns behind the time, here and below, are for filters of lists: an
 -- index scan passes over other jobs without their rows, ten times as fast. The key first: it decides among equal times soonest.
-CREATE INDEX ix_dl_jobs_finished ON dl_jobs (finished_at, hashtext(lock_key), hashtext(task), hashtext(queue), status)
+CREATE INDEX ix_dl_jobs_finished ON dl_jobs (finished_at, hashtext(lock_key), hashtext(task), hashtext(queue), status,
+    hashtext(partition_key), hashtext(producer), hashtext(consumer_group))
   WHERE finished_at IS NOT NULL;
 -- Lists and counts for people: queued jobs by their age, those tried before, those that ended badly. The first by
 -- enum_eq and not by `=`, so that no claim's plan, made on an empty table, can take it for its own.
-CREATE INDEX ix_dl_jobs_queued ON dl_jobs (created_at, hashtext(lock_key), hashtext(task), hashtext(queue))
+CREATE INDEX ix_dl_jobs_queued ON dl_jobs (created_at, hashtext(lock_key), hashtext(task), hashtext(queue),
+    hashtext(partition_key), hashtext(producer), hashtext(consumer_group))
   WHERE enum_eq(status, 'queued');
 CREATE INDEX ix_dl_jobs_retried ON dl_jobs (queue, created_at) WHERE status = 'queued' AND attempt > 0;
-CREATE INDEX ix_dl_jobs_dead ON dl_jobs (queue, finished_at, hashtext(lock_key), hashtext(task), status)
+CREATE INDEX ix_dl_jobs_dead ON dl_jobs (queue, finished_at, hashtext(lock_key), hashtext(task), status,
+    hashtext(partition_key), hashtext(producer), hashtext(consumer_group))
   WHERE status IN ('failed', 'lost');
 CREATE INDEX ix_dl_job_events_job ON dl_job_events (job_id, event_id);
 -- The few rows of which webhooks get messages: `new_events` in webhooks.sql.

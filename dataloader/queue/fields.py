@@ -207,11 +207,9 @@ def _cut(field: Field) -> str:
 
 
 def _filter(name: str) -> str:
-    same = f"(j).{name} = %({name})s"
-    if name in ("queue", "task", "lock_key"):
-        # Indexes of lists have the hash. The planner takes both conditions for independent, but the share of a
-        # coalesce for a half: so its estimate is the hash's.
-        same = f"hashtext((j).{name}) = hashtext(%({name})s) AND coalesce({same}, false)"
+    # Indexes of lists have the hash. The planner takes both conditions for independent, but the share of a coalesce for
+    # a half: so its estimate is the hash's.
+    same = f"hashtext((j).{name}) = hashtext(%({name})s) AND coalesce((j).{name} = %({name})s, false)"
     return f"(%({name})s::text IS NULL OR {same})"
 
 

@@ -11,7 +11,7 @@ import codecs
 import csv
 import io
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate, chain, islice, pairwise
@@ -401,7 +401,10 @@ class CsvFile(FileSource):
         self.begin = self.place()
 
     def _recognized(self) -> str:
-        """The delimiter: the one that the header has, and that most lines have as often."""
+        """The delimiter: the one that the header has, and that most lines have as often.
+
+        Below a title without any it is one that most lines have as often, so that these are refused as too long.
+        """
         if self._sep:
             return self._sep[1]
         text = "".join(self._readline(_RECOGNIZED_CHARACTERS) for _ in range(_RECOGNIZED_BY))
@@ -409,9 +412,11 @@ class CsvFile(FileSource):
         is_comment = self._layout.comment or _NO_QUOTE
         lines = [line for line in lines if line.strip() and not line.startswith(is_comment)]
 
-        def likelihood(mark: str) -> tuple[bool, float, int]:
+        def likelihood(mark: str) -> tuple[bool, bool, float, int]:
             counts = [line.count(mark) for line in lines] or [0]
-            return counts[0] > 0, counts.count(counts[0]) / len(counts), counts[0]
+            [(usual, times)] = Counter(counts).most_common(1)
+            is_below_title = usual > 0 and 2 * times > len(counts)
+            return counts[0] > 0, is_below_title, counts.count(counts[0]) / len(counts), counts[0]
 
         return max(_DELIMITERS, key=likelihood)
 

@@ -702,3 +702,15 @@ def test_a_plan_hides_no_record_that_the_load_refuses(context: Context, tmp_path
     with pytest.raises(PermanentError, match=f"{name}, line 2: "):
         files.plan(validated(files.Files, args), context)
     assert len(files.plan(validated(files.Files, args | {"max_errors": 1}), context).rows) == 1
+
+
+@pytest.mark.parametrize(("title", "rows_of"), [("Report", "id,name,v"), ("# station 7", "ts;temp;hum"), ("T", "a\tb")])
+def test_rows_below_a_title_are_no_column_of_texts(refused: Refused, title: str, rows_of: str) -> None:
+    error = refused("\n".join([title, *[rows_of] * 4, ""]).encode(), key=[title])
+    assert "f.csv, line 2: " in error
+    assert " fields, but the header has 1; " in error
+    assert "skip_rows leaves out titles above" in error
+
+
+def test_a_column_alone_may_have_some_marks(load: Run) -> None:
+    assert load(b"note\na\nb, c\nd\n", key=["note"]) == [("a",), ("b, c",), ("d",)]

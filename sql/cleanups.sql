@@ -1,5 +1,5 @@
--- The rest that canceled jobs have left behind (`on_cancel` in a checkpoint). Asked job by job: a join would begin with all
--- checkpoints.
+-- The rest that canceled jobs have left behind (`on_cancel` in a checkpoint). Asked job by job: a join would begin with
+-- all checkpoints.
 
 -- name: due
 -- The jobs that have ended canceled and left something behind.
@@ -9,7 +9,8 @@ SELECT job_id FROM dl_cleanups c JOIN dl_jobs USING (job_id)
  ORDER BY job_id LIMIT %(most)s;
 
 -- name: take
--- One of them, locked, so that no session queues it again meanwhile. No row: the job was queued again, or another session has it locked.
+-- One of them, locked, so that no session queues it again meanwhile. No row: the job was queued again, or another session
+-- has it locked.
 SELECT queue, task, partition_key, lease_ttl_sec, timeout_sec
   FROM dl_jobs WHERE job_id = %(job_id)s AND status = 'canceled' FOR NO KEY UPDATE SKIP LOCKED;
 

@@ -129,6 +129,13 @@ TEXTS = [
     "HMAC_KEY=s3cret",
     "Set connect.sid=s%3As3cret",
     "PuTTY-User-Key-File-3: ssh-ed25519\nPrivate-Lines: 1\ns3cret\nPrivate-MAC: x",
+    "API_TOKENS=1234-s3cret",
+    "password = 'two tokens: 5 s3cret'",
+    "my_tokens%3D12s3cret",
+    "sshpass -p a)s3cret ssh h",
+    "SETX API_KEY s3cret",
+    "REDIS_AUTH=on-s3cret",
+    "h/a?auth=1-s3cret",
 ]
 
 # Forms of tokens as their services give them out; the values are made up.

@@ -51,7 +51,8 @@ _NAME = re.compile(
     re.IGNORECASE,
 )
 _COUNT = re.compile("(?:token|key)s?$", re.IGNORECASE)  # a number of this name is an amount or an id, not a secret
-_AMOUNT = re.compile(r"(?:token|key)s\W{1,12}\d{1,12}\W*", re.IGNORECASE)  # the same in a text
+_OF_AMOUNT = re.compile(r"(?:token|key)s\W{1,12}\Z", re.IGNORECASE)  # the name of an amount in a text, up to its value
+_AMOUNT = re.compile(r"""["'\\\[({]*\d{1,12}["'\\\])}.;:]*(?:</\S*)?""")
 # Every repetition is bounded or possessive, so that the time of a search grows with the text's length only. A cut may
 # have shortened the text in a secret, so each expression also matches at the end of the text.
 _LOGIN = re.compile(r":(?=(//[^\s:/@]{0,200}+:))")  # a URL's password may begin here, also inside another password
@@ -93,7 +94,7 @@ _PLACED = re.compile(
     r"""(?:\b(?:login|mongo[a-z]{0,7}|cqlsh)\b[^\n;|&]{0,200}?\s-p(?!\s{1,3}\d{1,5}(?:\s|\Z))|"""
     r"""(?:\bsqlcmd|\bbcp|\bipmitool|zip)\b[^\n;|&]{0,200}?\s-P|"""
     r"""redis-cli\b[^\n;|&]{0,200}?\s-a|\bldap[a-z]{3,9}\b[^\n;|&]{0,200}?\s-w|"""
-    r"""-(?:store|key)pass|-pass(?:in|out)|(?<!\S)--?pass(?:word)?|"""
+    r"""-(?:store|key)pass|-pass(?:in|out)|(?<!\S)--?pass(?:word)?(?!\s{1,3}\d(?!\S))|"""
     r"""\bcurl\b[^\n;|&]{0,200}?\s-b(?=\s{1,3}["']?[^\s=;"']{1,100}+=)|\brequirepass|\bmasterauth)\s{1,3}|"""
     r"""\bcurl\b[^\n;|&]{0,200}?\s(?:-E|--cert)\s{1,3}[^\s:]{1,200}+:|"""
     r"""(?<![\w/])https?\s[^\n;|&]{0,200}?-a\s{1,3}[^\s:]{1,100}+:|--from-literal[= ][\w.-]{1,100}+=|"""
@@ -103,7 +104,7 @@ _PLACED = re.compile(
     r"""\b(?:sqlplus|sqlldr|impdp|expdp)\s[^\n;|&/]{0,100}\w/|"""
     r"""(?:mysql|mariadb|\b7z)[^\n;|&]{0,200}?\s-p(?=\S)|user(?:name)?: {1,3}\S{1,100}\n {0,40}pass: {1,3}|"""
     r"""(?<![^\s"'])[\w.*-]{1,100}+:(?:\d?[56]43[23]|(?<=\*:)\*):[^\s:]{1,63}+:[^\s:]{1,63}+:)"""
-    r"""("[^"\n]{1,300}+"|'[^'\n]{1,300}+'|[^\s)]+)"""
+    r"""("[^"\n]{1,300}+"|'[^'\n]{1,300}+'|(?:\)*+[^\s)]++)+)"""
 )
 # Each match has one of these; most texts have none, and `sql` alone would be in many.
 _PLACES = (" -p", " -P", " -a ", " -w ", " -b ", " -E ", "--cert ", "machine", "pass: ", "432:", "433:", "*:*:",
@@ -116,7 +117,7 @@ _PAIR = re.compile(
     r"""(?:(?<=["']),?\s{1,40}|\n\s{1,40}|</name>\s{0,40}<)\\{0,8}["']?value\\{0,8}["']?\s{0,3}[=:>])|"""
     r"""(?:(?<![a-z])|(?<=\\[nrt]))(?:pass|pin|otp|sas|sig)(?:\\{0,8}["']\s{0,3}:|\s{0,3}=|%3d)|"""
     r"""(?:(?<![a-z0-9])_|[?&]|(?-i:(?<=[A-Z])_(?=AUTH)))auth\s{0,3}="""
-    r"""(?!\s{0,3}["']?(?:true|false|yes|no|on|off|login|plain|none|basic|[01])\b)|"""
+    r"""(?!\s{0,3}["']?(?:true|false|yes|no|on|off|login|plain|none|basic|[01])(?![^\s"'&,;.)}]))|"""
     r"""(?<![a-z])auth\\{0,8}["']\s{0,3}:|(?:(?-i:_PASS)|(?:db|user)_pass):)\s{0,3}|"""
     r"""(?:password|(?-i:SECRET))[\s(]{1,3}(?=[en]?')|"""  # this and the next are SQL
     r"""(?:(?-i:IDENTIFIED)|user\s{1,3}(?!is\s)\S{1,100}\s{1,3}identified)\s{1,3}by\s{1,3}(?=\\{0,8}['"]))"""
@@ -289,6 +290,7 @@ def _masked_anew(text: str) -> str:
         text = _USER.sub(rf"\g<1>{MASK}@", _urls_masked(text))
     if (
         "set" in text
+        or "SET" in text
         or ":" in text
         or "=" in text
         or "--" in text
@@ -355,9 +357,7 @@ def _named_masked(text: str) -> str:
             return text
     if "PRIVATE KEY" in text or "Private-Lines" in text:
         text = _PEM.sub(rf"\g<1>{MASK}", text)
-    text = _PAIR.sub(
-        lambda match: match[0] if _AMOUNT.search(match[0]) else match[1] + MASK, _HEADER.sub(rf"\g<1>\g<2>{MASK}", text)
-    )
+    text = _PAIR.sub(_pair_masked, _HEADER.sub(rf"\g<1>\g<2>{MASK}", text))
     if "kty" in text:
         text = _JWK.sub(rf"\g<1>{MASK}", text)
     if "set" in text or "SET" in text:
@@ -365,6 +365,12 @@ def _named_masked(text: str) -> str:
     if "--" not in text:
         return text
     return _FLAG.sub(lambda match: f"--{match[1]}{match[2]}{MASK}" if _has_secret_name(match[1]) else match[0], text)
+
+
+def _pair_masked(pair: re.Match[str]) -> str:
+    name, value = pair[1], pair[0][len(pair[1]) :]
+    is_amount = _AMOUNT.fullmatch(value) and _OF_AMOUNT.search(name)
+    return pair[0] if is_amount else name + MASK
 
 
 def clipped(text: str, limit: int) -> str:

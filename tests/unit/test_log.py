@@ -444,6 +444,7 @@ INNOCENT = [
     "docker login -p", "ssh -p 2222 h", "mongod -p 27017", "set token bucket size", "on > 5 rows", "sk-learn",
     "r8_", "EAAG", "re_2026_report", "fc-barcelona-2026", "secret_santa_2026_gifts_for_all_employees", "the v1.0-beta",
     "10.0.0.1:5432", "curl -b cookies-off", "https -a", "sha256:" + "0a1b" * 16, "task_daily_aggregation_2026_01_01",
+    "<max_tokens>5</max_tokens>", '{"tokens": "5"}.', "ffmpeg -i a.mp4 -pass 1 b.mp4", "(AUTH required)",
 ]  # fmt: skip
 
 

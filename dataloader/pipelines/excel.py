@@ -12,7 +12,7 @@ import posixpath
 import re
 import zipfile
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from itertools import islice
 from types import NoneType
@@ -36,9 +36,9 @@ _PLACE = re.compile(rb'\br="([A-Z]{1,3})([0-9]{1,7})"')  # of a cell
 _MOST_CELLS = 25_000_000  # some 1.5 GB
 _NO_WORKBOOK = 'should be a workbook of Excel, xlsx or xlsm, and be whole; format "text" reads a .csv under such a name'
 _SINCE_1904 = (
-    'date_format: the days of this workbook count from 1904, and those of "excel" from 1900; give the cells the'
+    'date_format: the days of this workbook count from 1904, and those of "excel" from 1900; give the cells the format'
+    " of a date in Excel, which needs no date_format"
 )
-_SINCE_1904 += " format of a date in Excel, which needs no date_format"
 
 
 class _Fault(str):
@@ -79,11 +79,11 @@ class Sheet(TypedFile):
         """Read the workbook; raises PermanentError where it, its sheet or its header is not as it should be."""
         super().__init__(path, descriptor)
         try:
-            self._sheet, is_suspect = self._opened(file, wanted.sheet)
+            self._sheet, is_suspect, of_times = self._opened(file, wanted.sheet)
             with zipfile.ZipFile(file) as archive:
                 if "excel" in wanted.formats and _FROM_1904.search(archive.read("xl/workbook.xml")):
                     raise PermanentError(f"{path}: {_SINCE_1904}")
-            self._marked = dict(_marked(file, self._sheet.name)) if is_suspect else {}
+            self._marked = dict(_marked(file, self._sheet.name, of_times)) if is_suspect or of_times else {}
         except (zipfile.BadZipFile, ET.ParseError, KeyError, OSError):
             raise PermanentError(f"{path}: {_NO_WORKBOOK}") from None
         self._footer = wanted.skip_footer
@@ -136,8 +136,8 @@ class Sheet(TypedFile):
             return number_type(_number(value))
         return _TYPES.get(type(value), None if value is None else "text")
 
-    def _opened(self, file: BinaryIO, name: str | int | None) -> tuple[Any, bool]:
-        """The sheet, and whether calamine may misread some of its cells."""
+    def _opened(self, file: BinaryIO, name: str | int | None) -> tuple[Any, bool, set[int]]:
+        """The sheet, whether calamine may misread some of its cells, and the columns that may have times below zero."""
         from python_calamine import CalamineError, CalamineWorkbook, PasswordError, SheetVisibleEnum
 
         try:
@@ -160,8 +160,9 @@ class Sheet(TypedFile):
                 f" {_MOST_CELLS} can be read; delete what stands far away from the table, or save it as .csv"
             )
         sheet = book.get_sheet_by_name(name)
-        has_times = has_negatives and any(type(value) is dt.time for row in sheet.iter_rows() for value in row)
-        return sheet, is_suspect or has_times
+        left = (sheet.start or (0, 0))[1]
+        rows = sheet.iter_rows() if has_negatives else ()
+        return sheet, is_suspect, {left + n for row in rows for n, cell in enumerate(row, 1) if type(cell) is dt.time}
 
     def _cells(self, skipped: int) -> Iterator[tuple[int, list[Any]]]:
         """The rows that are not empty, with their numbers."""
@@ -201,13 +202,16 @@ def _scanned(file: BinaryIO, name: str) -> tuple[int, bool, bool]:
     return rows * columns, is_suspect, has_negatives
 
 
-def _marked(file: BinaryIO, name: str) -> Iterator[tuple[tuple[int, int], Any]]:
-    """The cells that calamine may misread: errors, by their names, formulas without a value, and negative numbers."""
+def _marked(file: BinaryIO, name: str, of_times: Collection[int]) -> Iterator[tuple[tuple[int, int], Any]]:
+    """The cells that calamine may misread: errors, by their names, formulas without a value, and negative times.
+
+    Of a large sheet only the columns `of_times` may have these: each other negative number would take memory as well.
+    """
     with zipfile.ZipFile(file) as archive, archive.open(_part(archive, name)) as text:
-        yield from _suspects(text)
+        yield from _suspects(text, of_times)
 
 
-def _suspects(text: IO[bytes]) -> Iterator[tuple[tuple[int, int], Any]]:
+def _suspects(text: IO[bytes], of_times: Collection[int]) -> Iterator[tuple[tuple[int, int], Any]]:
     row = column = 0
     for event, element in ET.iterparse(text, ("start", "end")):  # noqa: S314
         kind = _local(element)
@@ -224,7 +228,7 @@ def _suspects(text: IO[bytes]) -> Iterator[tuple[tuple[int, int], Any]]:
                 yield (row, column), values.get("v") or "#ERROR"
             elif "f" in values and not values.get("v") and element.get("t") != "str":
                 yield (row, column), _NO_VALUE
-            elif (values.get("v") or "").startswith("-"):
+            elif column in of_times and (values.get("v") or "").startswith("-"):
                 yield (row, column), _BELOW_ZERO
 
 

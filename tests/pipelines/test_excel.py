@@ -171,6 +171,17 @@ def test_a_time_below_zero_is_refused_where_it_is_used(read: Read, loaded: Loade
     assert loaded(*rows, book=times, select=["id", "n"]) == [(1, None, -1), (2, None, -2)]
 
 
+def test_only_negative_times_take_memory(read: Read) -> None:
+    """A sheet with a formula may have millions of negative amounts."""
+    rows = [["id", "n", "at"], *([n, -n, dt.time(9)] for n in range(1, 99)), [99, -99, -0.25]]
+
+    def book(made: Any) -> None:
+        made.active["C100"].number_format = "h:mm"
+        made.active["D1"], made.active["D2"] = "f", "=B2"
+
+    assert read(*rows, book=book)._marked.keys() == {(100, 3), (2, 4)}
+
+
 def test_serial_days_from_1904_need_no_date_format(read: Read, loaded: Loaded) -> None:
     def book(made: Any) -> None:
         made.epoch = CALENDAR_MAC_1904

@@ -403,7 +403,7 @@ class CsvFile(FileSource):
     def _recognized(self) -> str:
         """The delimiter: the one that the header has, and that most lines have as often.
 
-        Below a title without any it is one that most lines have as often, so that these are refused as too long.
+        Below a title without any it is one that most lines have as often, so that the load refuses these lines.
         """
         if self._sep:
             return self._sep[1]
@@ -415,7 +415,7 @@ class CsvFile(FileSource):
         def likelihood(mark: str) -> tuple[bool, bool, float, int]:
             counts = [line.count(mark) for line in lines] or [0]
             [(usual, times)] = Counter(counts).most_common(1)
-            is_below_title = usual > 0 and 2 * times > len(counts)
+            is_below_title = counts[0] == 0 < usual and 2 * times > len(counts)
             return counts[0] > 0, is_below_title, counts.count(counts[0]) / len(counts), counts[0]
 
         return max(_DELIMITERS, key=likelihood)

@@ -542,7 +542,7 @@ class _Shape:
             cells.pop()  # a separator at the end of the row
         if len(cells) != expected:
             lacks = f"; missing data for column {self._names[len(cells)]}" if len(cells) < expected else ""
-            remedy = "is the delimiter right? " if len(cells) == 1 else ""
+            remedy = "is the delimiter right? " if 1 in (len(cells), expected) else ""
             remedy += "skip_footer and comment leave out what is no row" if lacks else _TOO_MANY
             reason = f"{len(cells)} fields, but the header has {expected}{lacks}; {remedy}, and max_errors rejects rows"
             return Rejected(reason, text)

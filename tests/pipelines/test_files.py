@@ -714,3 +714,8 @@ def test_rows_below_a_title_are_no_column_of_texts(refused: Refused, title: str,
 
 def test_a_column_alone_may_have_some_marks(load: Run) -> None:
     assert load(b"note\na\nb, c\nd\n", key=["note"]) == [("a",), ("b, c",), ("d",)]
+
+
+def test_the_header_alone_decides_where_it_has_a_delimiter(load: Run) -> None:
+    text = b"id;a, b, c\n1;x, y\n2;x, y;\n3;x, y;;\n4;x, y;;;\n"
+    assert load(text, columns={"a, b, c": "a"}) == [(str(n), "x, y") for n in range(1, 5)]

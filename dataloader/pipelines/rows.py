@@ -167,7 +167,7 @@ class Rows(Source):
                 try:
                     value = None if self._written and value == "" else reader.read(str(value))
                 except ValueError as e:
-                    return Rejected(f"column {name}: {e}", "")
+                    return Rejected(f"column {name}: {_reason(e, self._written)}", "")
             try:
                 fields.append(self._field(value))
             except (psycopg.Error, ValueError, TypeError, RecursionError):
@@ -196,6 +196,12 @@ def _reader(type_: str, written: Values | None) -> Reader | None:
     """PURE: reads values for a type: with `written` texts, without it those that PostgreSQL would cut silently."""
     kind = kind_of(type_)
     return Reader(kind, written or Values()) if kind in CUTTING or (written and kind) else None
+
+
+def _reason(error: ValueError, written: Values | None) -> str:
+    """PURE: why a Reader refuses a value; a load without `written` lacks the arguments that the remedies name."""
+    reason = str(error)
+    return reason if written else f"{reason.partition(';')[0]}; cast it, or give the column another type"
 
 
 def _type(values: Sequence[Any]) -> str:
@@ -270,7 +276,7 @@ class Frames(Source):
                 try:
                     values[row] = reader.read(value)
                 except ValueError as e:
-                    faults[row] = f"column {list(self.columns)[at]}: {e}"
+                    faults[row] = f"column {list(self.columns)[at]}: {_reason(e, self._written)}"
         return pyarrow.array(values, pyarrow.string())
 
 

@@ -289,7 +289,9 @@ def test_no_session_decides_how_a_time_is_read(
     load: Callable[..., Any], rows: Rows, rows_of: Any, type_: str, value: Any, error: str
 ) -> None:
     rows(f"CREATE TABLE t (id int PRIMARY KEY, x {type_})")
-    fails_for_good(load(rows_of([{"id": 1, "x": value}])), f"row 1: column x: {error}")
+    result = load(rows_of([{"id": 1, "x": value}]))
+    fails_for_good(result, f"row 1: column x: {error}")
+    assert "date_format" not in result.error, "no argument of context.load"
 
 
 def test_a_midnight_is_a_date(load: Callable[..., Any], rows: Rows) -> None:

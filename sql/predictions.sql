@@ -100,7 +100,7 @@ SELECT job_id, queue, status, blocked_on, deadline,
 SELECT queue FROM dl_lengths WHERE length > 0 UNION SELECT queue FROM dl_jobs WHERE status = 'running' ORDER BY queue;
 
 -- name: compare
--- The predicted jobs that have ended. A job that was canceled or lost tells nothing about its prediction.
+-- The ends of predicted jobs. Only a job that has succeeded can be compared with its prediction.
 WITH over AS (
   SELECT p.job_id, j.status, j.finished_at FROM dl_predictions p LEFT JOIN dl_jobs j USING (job_id)
    WHERE p.ended_at IS NULL AND (j.job_id IS NULL OR j.finished_at IS NOT NULL)),

@@ -50,8 +50,8 @@ UPDATE dl_schedules SET paused_at = NULL, paused_by = NULL, next_due = %(next_du
  WHERE name = %(name)s AND paused_at IS NOT NULL;
 
 -- name: publish
--- The schedules that pipelines declare. A field that a person has set stays; with the same timing, the due time stays
--- due.
+-- The schedules that pipelines declare. A schedule that a person has made or changed stays; with the same timing the next
+-- due time stays.
 INSERT INTO dl_schedules AS s (name, origin, cron, interval_sec, timezone, catch_up, overlap, jitter_sec, job, next_due,
                                created_by)
 SELECT name, 'code', cron, interval_sec, timezone, catch_up, overlap, jitter_sec, job, next_due, 'code'

@@ -282,7 +282,7 @@ CREATE TABLE dl_limits (
                                   AND (most IS NOT NULL OR per_minute IS NOT NULL))
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 
--- The use of runs, by dl_roll: 95 of 100 of the latest 200 have used no more.
+-- The memory and the processors that runs have used, by dl_roll: 95 of 100 of the latest 200 have used no more.
 CREATE TABLE dl_needs (
   task text PRIMARY KEY,
   memory_mb real NOT NULL,

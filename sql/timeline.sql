@@ -9,7 +9,7 @@ event_id > (SELECT least(max(event_id), dl_journal_end()) FROM dl_job_events) - 
 kind IN ('requeue', 'cancel_requested', 'canceled')
 
 -- name: clock
--- The rows asked for, and the latest row that is not read, which is null where the whole journal is shorter.
+-- The time from which rows were asked for, and the latest row that is not read; null where the whole journal is shorter.
 SELECT now() AS now, now() - make_interval(hours => %(hours)s) AS asked,
        (SELECT ts FROM dl_job_events WHERE NOT {newest} ORDER BY event_id DESC LIMIT 1) AS oldest;
 
@@ -55,7 +55,7 @@ SELECT e.event_id, e.job_id, e.queue, e.ts AS at, e.step, e.payload ->> 'by' AS 
  ORDER BY e.event_id DESC LIMIT %(most)s;
 
 -- name: states
--- The latest changes by the tables of settings and farms; each table has few rows.
+-- The latest changes that the tables of settings and farms show; each table has few rows.
 SELECT * FROM (
   SELECT paused_at AS at, 'paused' AS step, paused_by AS by, queue, NULL AS name, NULL AS words, NULL::bigint AS count
     FROM dl_queues WHERE paused_at IS NOT NULL

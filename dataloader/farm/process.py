@@ -184,7 +184,10 @@ def kill(pid: int) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """SIGKILL the group of a child of `fork`, with all that its job has started; none for 0, an unknown pid."""
+    """SIGKILL the process group of a child of `fork`: the child and the processes that its job has started.
+
+    A pid of 0 is not known, and no process is killed; for killpg(2) it would be this process's own group.
+    """
     with suppress(ProcessLookupError, PermissionError):
         if pid:
             os.killpg(pid, signal.SIGKILL)

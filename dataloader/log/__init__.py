@@ -207,7 +207,10 @@ def flush(within: float = FLUSH_SEC) -> bool:
 
 
 def close(within: float = FLUSH_SEC) -> None:
-    """Write the waiting lines, in at most `within` seconds per output, and log no more until the next `configure`."""
+    """Write the waiting lines, in at most `within` seconds per output, end the threads and close the files.
+
+    The process logs no more until the next `configure`.
+    """
     global _outputs
     outputs, _outputs = _outputs, _Outputs()
     for channel in outputs.channels():

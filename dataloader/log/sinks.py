@@ -99,7 +99,7 @@ class File:
     def write(self, lines: Sequence[bytes]) -> int:
         """Append these lines in one piece; the number of lines written, 0 without the lock.
 
-        Raises OSError where there is no room, and where the file system has no locks.
+        Raises OSError where there is room for no line, and where the file system has no locks.
         """
         data = b"".join(lines)
         while True:
@@ -176,7 +176,10 @@ def rule(text: str, zone: tzinfo) -> Rule:
 
 
 def period(text: str, zone: tzinfo) -> Callable[[float], int]:
-    """A function that numbers the periods (`6 hours`) by an instant in seconds; raises ValueError for another text."""
+    """A function that gives the number of the period (`6 hours`) of an instant, in seconds since 1970.
+
+    Raises ValueError for any other text.
+    """
     match = _PERIOD.fullmatch("1 day" if text.strip().lower() == "midnight" else text.strip())
     if not match or not int(match[1]):
         raise ValueError('should be a size such as "10 MB" or a time such as "1 day" or "midnight"')

@@ -1,6 +1,6 @@
 """The command line: one command per process, and the commands that ask or change a farm.
 
-Messages go to stderr, answers to stdout; exit statuses are those of `process`. This module holds the programs,
+Messages go to stderr, answers to stdout; exit statuses are those of `exits`. This module holds the programs,
 and `_MODULES` names the module of each other command. Most commands are made from the operations (`made`).
 """
 
@@ -75,7 +75,7 @@ class _Main(base.Group):
                 if sys.stdout:
                     sys.stdout.flush()
         except OSError as e:
-            if e.errno not in _UNWRITABLE:
+            if e.errno not in _UNWRITABLE or not _is_of_output(e):
                 raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes the rest at its exit
             if e.errno != errno.EPIPE:
@@ -96,6 +96,15 @@ class _Main(base.Group):
         programs = [name for name in self.list_commands(ctx) if name not in _MODULES]
         for title, names in (("Programs", programs), ("What people ask of a farm", list(_MODULES))):
             base.write_commands(ctx, formatter, self, title, names)
+
+
+def _is_of_output(error: OSError) -> bool:
+    """Whether a write to stdout or stderr has failed, and none to a file of the command."""
+    place = error.__traceback__
+    while place and place.tb_next:
+        place = place.tb_next
+    module = place.tb_frame.f_globals["__name__"] if place else ""
+    return module == __name__ or module.partition(".")[0] in ("click", "rich")
 
 
 def _print_version(context: click.Context, option: click.Parameter, is_wanted: bool) -> None:

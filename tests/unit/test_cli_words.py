@@ -1,5 +1,6 @@
 """The command line without a farm: its output, its errors, its help, doctor's findings, `dataloader new`."""
 
+import errno
 import json
 import os
 import shlex
@@ -21,6 +22,7 @@ import pytest
 from answering import ID, STARTED, TOKEN, Answer, Service, filled, problem, state
 from click.testing import CliRunner, Result
 
+from dataloader import new
 from dataloader.cli import doctor, jobs, main, screen
 from dataloader.cli.base import WRONG_MOST
 from dataloader.client.transport import Transport
@@ -161,6 +163,13 @@ def test_an_answer_that_cannot_be_written_ends_in_one_line(service: Service, wor
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, env=env, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "dataloader: the output cannot be written: No space left on device\n")
+
+
+def test_a_full_disk_below_a_file_is_no_fault_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # of a write, which names no file
+    monkeypatch.setattr(new, "write", Mock(side_effect=full))
+    done = CliRunner().invoke(main, ["new", "mine"])
+    assert (done.exception, done.stderr) == (full, "")
 
 
 def test_texts_cannot_move_a_terminal() -> None:

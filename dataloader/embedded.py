@@ -316,7 +316,10 @@ def _private(folder: Path, account: Account) -> Path:
 
 
 def find_programs(data: Path, pg_bin: Path | None) -> Path:
-    """The folder of programs for the cluster in `data`, of `pg_bin` if it is given; EmbeddedError without any."""
+    """The folder of programs for the cluster in `data`, made or still missing; only `pg_bin` if it is given.
+
+    Raises EmbeddedError where no folder has programs of a right version.
+    """
     version = data / "PG_VERSION"
     major = int(version.read_text()) if version.exists() else None
     for folder in [pg_bin] if pg_bin else _candidates():
@@ -355,7 +358,10 @@ def _major(folder: Path) -> int | None:
 
 
 def reachable(programs: Path, root: Path, account: Account) -> Path:
-    """`programs`, or a copy of the wheel's where `account` cannot reach them; EmbeddedError for other programs."""
+    """`programs`, or a copy of them in `root` where they are the wheel's and `account` cannot reach them.
+
+    Raises EmbeddedError where `account` cannot reach other programs.
+    """
     barred = account.barred_from(programs)
     if barred is None:
         return programs

@@ -52,7 +52,7 @@ class Reached:
         return shlex.join(["dataloader", *map(str, words)]) + self.flags
 
     def print_json(self, value: Any, indent: int | None = 2) -> None:
-        """Print one JSON document to stdout; in a terminal without UTF-8 its letters become escapes."""
+        """Print one JSON document to stdout; where that is not UTF-8, other letters than ASCII become escapes."""
         is_ascii = codecs.lookup(sys.stdout.encoding or "utf-8").name != "utf-8"
         click.echo(as_json(value, indent, is_ascii=is_ascii))
 

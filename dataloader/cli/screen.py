@@ -41,7 +41,7 @@ def plain(value: object, lines: bool = False) -> str:
 
 
 def as_json(value: Any, indent: int | None = 2, *, is_ascii: bool = False) -> str:
-    """JSON that is harmless in a terminal; letters of all languages stay, but for `is_ascii`."""
+    """JSON that is harmless in a terminal; letters of all languages stay, unless `is_ascii`."""
     text = json.dumps(value, ensure_ascii=is_ascii, indent=indent, default=_default)
     return _IN_JSON.sub(lambda match: json.dumps(match[0])[1:-1], text)
 

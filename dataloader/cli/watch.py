@@ -133,14 +133,8 @@ def _in_lines() -> Callable[[Status], None]:
 
 
 _RUNS = "run attempt started=started_at took=seconds end peak_memory=peak_mb CPU=cpu_sec worker reason=outcome"
-_BELOW = (
-    "args",
-    "error",
-    "waiting_for",
-    "claims",
-    "backoffs",
-    "blocked_on",
-)  # fields that stand below the sheet, or nowhere
+# Fields that the sheet of a job leaves out: they stand below it, or nowhere.
+_LEFT_OUT = ("args", "error", "waiting_for", "claims", "backoffs", "blocked_on")
 
 
 def attempts(events: Sequence[Event]) -> list[stats.Attempt]:
@@ -151,7 +145,7 @@ def attempts(events: Sequence[Event]) -> list[stats.Attempt]:
 
 def whole(job: Job, events: Sequence[Event], zone: tzinfo) -> Iterator[Any]:
     hidden = [name for name, value in vars(job).items() if value is False]
-    yield screen.sheet(job, zone, [*_BELOW, *hidden])
+    yield screen.sheet(job, zone, [*_LEFT_OUT, *hidden])
     if job.waiting_for:
         yield Text("\n" + screen.plain(screen.reason(job.waiting_for, datetime.now(UTC))), style="yellow")
     if job.args:

@@ -16,7 +16,10 @@ class NotFree(Exception):
 
 
 def wait_for(host: str, port: int) -> str:
-    """What gunicorn binds, once the port is free; NotFree where it is not within HANDOVER_WITHIN."""
+    """Wait until the port is free, HANDOVER_WITHIN at most; the address and the port, as gunicorn takes them.
+
+    Raises NotFree.
+    """
     deadline = now() + HANDOVER_WITHIN
     while True:
         try:

@@ -247,7 +247,10 @@ def environment_of_programs(settings: config.Settings, dsn: str, is_terminal: bo
 
 
 def _check(environment: dict[str, str], signals: Signals) -> Document | None:
-    """The report of `dataloader check`, a process of its own for its imports; None, after a warning, without one."""
+    """The report of `dataloader check`; None, after a warning, where there is none.
+
+    The check runs in a process of its own, since it imports the users' modules.
+    """
     process = subprocess.Popen(
         command("check", "--json"),
         env=environment,

@@ -36,8 +36,8 @@ _CORE = ("timestamp", "level", "event", "logger", "stream", "job_id", "request_i
 _INT64 = 2**63
 quoted = json.encoder.encode_basestring
 encoded = json.JSONEncoder(ensure_ascii=False).encode
-# Line ends of some readers, controls of terminals, marks of right-to-left text, and lone surrogates (no UTF-8).
 _SURROGATE = re.compile("[\ud800-\udfff]")
+# Line ends of some readers, controls of terminals, marks of right-to-left text, and lone surrogates (no UTF-8).
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 

@@ -94,7 +94,7 @@ def test_every_address_opens_to_its_scopes_and_to_nothing_else(guarded: Flask) -
 
 
 def _opens_to(client: FlaskClient, method: str, address: str, wanted: frozenset[str]) -> None:
-    """A request that is let in gets another status than 401 and 403; a sign-in without a token is none."""
+    """A request that is let in gets another status than 401 and 403; each sign-in here has no token."""
     given = {}
     for name, headers in {"nobody": {}, **{name: bearer(name) for name in SCOPES}}.items():
         with client.open(address, method=method, headers=headers) as answer:

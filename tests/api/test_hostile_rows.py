@@ -53,7 +53,7 @@ def rule_addresses(app: Flask) -> list[str]:
 
 
 def duties(conn: db.Connection) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Do a round of the reaper."""
+    """The duties of a round of the reaper, with their names."""
 
     def all_of(step: Callable[[], Any]) -> Callable[[], object]:
         return lambda: sum(1 for _ in iter(step, None))

@@ -130,7 +130,7 @@ def _run_here(mutant: Mutant, folder: Path, tests: Sequence[str]) -> NoReturn:
 
 
 def copy_checkout(copy: Path) -> None:
-    """A copy of all files that the tests of the SQL need. The SQL lies in the package, as in an installed one."""
+    """Copy all files that the tests of the SQL need. The SQL lies in the package, as in an installed one."""
     ignore = shutil.ignore_patterns("data", "mutation")
     places = {"dataloader": "dataloader", "sql": "dataloader/sql", "tests": "tests", "docs": "docs"}
     for folder, where in places.items():

@@ -311,7 +311,7 @@ def test_an_error_shows_no_more_of_the_address_than_its_host(
 
 
 def test_a_job_that_the_farm_has_not_added_sends_nothing(job: Load, conn: db.Connection, receiver: Receiver) -> None:
-    """With any args, also where other messages are under way."""
+    """Its args make no difference, nor do other messages that are under way."""
     webhooks.put(conn, "ops", receiver.url, "test", signed_by="DL_WEBHOOK_KEY")
     stored(conn, dead())
     for args in ({}, {"webhook": "ops", "message": dead()}, {"webhook": "ops", "message": {"kind": "test"}}):

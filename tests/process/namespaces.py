@@ -24,7 +24,7 @@ def space(name: str) -> str:
 
 @contextmanager
 def inside(name: str) -> Iterator[None]:
-    """Start this thread's processes in the network of this name (setns(2), as `ip netns exec` does)."""
+    """In the block this thread and its new processes are in the network of this name (setns(2), as `ip netns exec`)."""
     with Path("/proc/thread-self/ns/net").open() as ours, (SPACES / space(name)).open() as theirs:
         enter(theirs.fileno())
         try:

@@ -1,4 +1,4 @@
-"""The rest that canceled jobs leave behind: the reaper adds one job that cleans up, with the checkpoint's words."""
+"""Work that canceled jobs leave behind elsewhere: the reaper adds one job that ends it, as the checkpoint says."""
 
 import json
 from typing import Any

@@ -114,7 +114,7 @@ def test_due_rows_of_every_queue_wake_and_their_sleepers_are_told_once(conn: Con
 
 
 def test_each_queue_wakes_some_rows_by_their_times_and_those_of_one_time_in_the_order_of_the_claim(conn: Conn) -> None:
-    """The worker that woke first would start first."""
+    """A row that woke first would start first."""
     with conn.transaction():
         third, second, first = (plain(conn, in_sec=60, priority=n, made_sec=s) for n, s in ((2, 0), (1, 0), (1, -5)))
         last = plain(conn, in_sec=61, priority=0)

@@ -1,6 +1,6 @@
 """A random graph of jobs, worked off by several threads, each of which ends its jobs in every way that there is.
 
-Every job begins after its parents have let it go, and no child is left waiting. The words on failed parents are kept.
+Every job begins after its parents have let it go, and no child is left waiting. Each `on_parent_failure` is obeyed.
 """
 
 from concurrent.futures import ThreadPoolExecutor

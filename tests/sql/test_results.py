@@ -1,4 +1,4 @@
-"""Results of pipelines: stored by the claim, before the end; shown where this claim alone let the job succeed."""
+"""Results of pipelines: stored by the claim, before the end; shown only of a job that succeeded by the same claim."""
 
 from collections.abc import Callable
 from typing import Any

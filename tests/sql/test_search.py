@@ -246,7 +246,7 @@ def test_a_part_of_what_is_masked_finds_nothing(conn: Conn, text: str) -> None:
     assert rows[0]["job_id"] in listed(conn, Wanted(q=f"queue:{rows[0]['queue']} {rows[0]['task'][:4]}"))
 
 
-# Texts with secrets in them, or beside them.
+# Pieces of texts: secrets stand in them, or beside them.
 PIECES = [
     *("pass", "pwd", "secret", "token", "Authorization", "cookie", "bearer", "Bearer ", "jwt", "api_key", "access-key"),
     *("PRIVATE KEY-----", "--", "://", "http://", "s3://", "user", "host", "80", "5432", "a1b2c3d4", "x" * 12),

@@ -117,7 +117,7 @@ def roll(conn: Conn, limit: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_spans_are_what_a_slow_look_at_the_journal_finds(conn: Conn, seed: int) -> None:
-    """With each size of a bunch, also when the calls between are rolled back, as after a crash."""
+    """The size of a bunch makes no difference, nor do calls between that are rolled back, as after a crash."""
     journal = Journal(conn, seed)
     for part in range(3):
         for number in range(30):

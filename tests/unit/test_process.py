@@ -218,7 +218,7 @@ def test_what_is_not_proved_is_not_gone(dead: str, changed: Callable[[str], str]
     assert not is_gone(changed(dead))
 
 
-def test_a_host_that_hides_its_place_proves_nothing(dead: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_hides_its_boot_proves_nothing(dead: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "boot", lambda: "")
     assert not is_gone(dead.replace(boot(), ""))
 

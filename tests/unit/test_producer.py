@@ -2,10 +2,11 @@
 
 import json
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from dataloader.queue import enqueue
+from dataloader.queue import enqueue, new_job
 from dataloader.queue.enqueue import NewJob, merged
 from dataloader.queue.new_job import columns_of
 
@@ -49,3 +50,15 @@ def test_columns_have_the_defaults_of_a_new_job() -> None:
     jobs = [NewJob(**document) for document in documents]
     assert columns_of(documents, lease_ttl_sec=60) | {"trace": [None]} == enqueue.columns(jobs)
     assert columns_of(documents, lease_ttl_sec=7)["lease_ttl_sec"] == [7]
+
+
+def test_the_args_of_a_body_are_not_read_once_more_unless_hooks_have_made_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guards have measured the whole body, and large args take half of the time of all other checks."""
+    documents = [{"queue": "q", "task": "t", "lock_key": "k", "args": {"a": [[]] * 99}}]
+    look = Mock(return_value=False)
+    monkeypatch.setattr(new_job, "is_deep", look)
+    assert columns_of(documents, lease_ttl_sec=60)
+    assert not look.called
+    monkeypatch.setattr(new_job, "AROUND_ENQUEUE", [lambda job: job])
+    assert columns_of(documents, lease_ttl_sec=60)
+    assert look.called

@@ -68,7 +68,7 @@ class Session(Generic[L]):
         self.failures = 0  # calls that have lost the session since the last one that did not
         self._was_open = False
         self.tries = 0  # how often a session was opened, or was to be: its descriptor comes with the try
-        self.lock = threading.RLock()  # held by whoever uses the session, or changes what `resume` reads
+        self.lock = threading.RLock()  # held by the thread that uses the session, or changes what `resume` reads
 
     def call(self, work: Callable[[L], T], answer_within: float | None = None) -> T:
         """Return `work(session)`; each of its statements has an answer within so many seconds (None: as opened).

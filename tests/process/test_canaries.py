@@ -154,7 +154,7 @@ class Watched:
                 self.left.append((f"title of {process.pid}", f"{process.name()} {process.cmdline()}"))
 
     def look_at_rows(self, foreign: UUID) -> None:
-        """All texts in the queue's database but args, progress and the rows that another service has written."""
+        """Look at the queue's database: at all but args, progress and the rows that another service has written."""
         of_jobs = (
             "(SELECT job_id, kind, payload - 'progress' FROM dl_job_events)",
             "(SELECT job_id, to_jsonb(j) - '{args,progress}'::text[] FROM dl_jobs j)",

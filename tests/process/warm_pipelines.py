@@ -1,4 +1,4 @@
-"""Pipelines with resources that take a while to prepare. Each notes in a file when it is prepared and released."""
+"""Pipelines with resources that take a while to prepare. A file notes when each is prepared and released."""
 
 import os
 import subprocess

@@ -429,7 +429,7 @@ def test_a_locked_list_of_workers_does_not_hold_up_who_shows_them(conn: Conn, ds
 
 
 def test_queues_that_take_too_long_to_count_are_told_as_noted(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much the database has to do, the answer comes in time and names its own time."""
+    """However much the database has to do, the answer comes in time and names the time of its figures."""
     with quietly(conn):
         many(conn, 20_000, "k%s")
     operations.pause(conn, "new", "me")

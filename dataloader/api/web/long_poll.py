@@ -1,6 +1,7 @@
 """The status of a job, and long polls: requests that wait for it to change.
 
-A waiting request costs a thread of the server and no session: one of them asks the database for all, every PERIOD_SEC.
+A waiting request costs a thread of the server and no session: one waiting request asks the database
+for all, every PERIOD_SEC.
 """
 
 from __future__ import annotations

@@ -212,20 +212,24 @@ def strays(expected: Collection[int], warm: Collection[int]) -> list[int]:
     """The descendants of this subreaper without the `expected` ones, and without the `warm` children with theirs.
 
     The function buries dead children that are not expected; a library waits for the children of its import itself. A
-    dead child counts until it is buried: only then its CPU is counted, and its own children become ours.
+    child that dies meanwhile still counts, because its CPU is not counted yet.
     """
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return []  # most runs cost this one system call
-    pids = []
-    for pid in set(children(os.getpid())).difference(warm):
-        if pid not in expected:
-            pids.append(pid)
-            with suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
-        pids += [each for each in descendants(pid) if each not in expected and started(each) is not None]
-    return pids
+    mine = set(children(os.getpid())).difference(warm)
+    if any([_buried(pid) for pid in mine.difference(expected)]):
+        mine = set(children(os.getpid())).difference(warm)  # without pids that other processes may get now
+    below = [each for pid in mine for each in descendants(pid) if started(each) is not None]
+    return [pid for pid in [*filter(_stat, mine), *below] if pid not in expected]
+
+
+def _buried(pid: int) -> bool:
+    """Take the status of a child that is dead, and count its CPU; whether it was dead."""
+    with suppress(ChildProcessError):
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    return False
 
 
 # --- facts about a process, from /proc ---

@@ -197,7 +197,6 @@ def test_a_dead_child_counts_until_it_is_buried(monkeypatch: pytest.MonkeyPatch)
         at_the_first_look.setattr(os, "waitpid", lambda pid, options: (0, 0))
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         assert identity.strays((), others) == [child.pid]
-    identity.strays((), others)
     assert identity.strays((), others) == []
     child.communicate()
 

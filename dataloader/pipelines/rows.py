@@ -44,6 +44,9 @@ _TYPES: list[tuple[str, tuple[type, ...]]] = [
 ]
 
 
+_DAY = re.compile(r"[0-9]{4}([-/])[0-9]{1,2}\1[0-9]{1,2}")  # PostgreSQL reads it in one way too
+
+
 class _Guess(str):
     """The type of a new table's column by the first rows; nobody has given it."""
 
@@ -165,9 +168,9 @@ class Rows(Source):
                 return Rejected(f"column {name}: a {type(value).__name__}; {reason}: {remedy}", "")
             if reader and value is not None and (reader.is_of_time or isinstance(value, str)):
                 try:
-                    value = None if self._written and value == "" else reader.read(str(value))
+                    value = None if self._written and value == "" else _read(reader, str(value), self._written)
                 except ValueError as e:
-                    return Rejected(f"column {name}: {_reason(e, self._written)}", "")
+                    return Rejected(f"column {name}: {e}", "")
             try:
                 fields.append(self._field(value))
             except (psycopg.Error, ValueError, TypeError, RecursionError):
@@ -198,10 +201,19 @@ def _reader(type_: str, written: Values | None) -> Reader | None:
     return Reader(kind, written or Values()) if kind in CUTTING or (written and kind) else None
 
 
-def _reason(error: ValueError, written: Values | None) -> str:
-    """PURE: why a Reader refuses a value; a load without `written` lacks the arguments that the remedies name."""
-    reason = str(error)
-    return reason if written else f"{reason.partition(';')[0]}; cast it, or give the column another type"
+def _read(reader: Reader, text: str, written: Values | None) -> str:
+    """PURE: the text as PostgreSQL reads it; raises ValueError as the reader does, with a remedy of this load.
+
+    A load without `written` lacks the arguments that the reader's remedies name.
+    """
+    try:
+        return reader.read(text)
+    except ValueError as e:
+        if written:
+            raise
+        if reader.kind in ("date", "timestamp") and _DAY.fullmatch(text):
+            return text
+        raise ValueError(f"{str(e).partition(';')[0]}; cast it, or give the column another type") from None
 
 
 def _type(values: Sequence[Any]) -> str:
@@ -274,9 +286,9 @@ class Frames(Source):
                 values[row] = None
             elif reader and value is not None:
                 try:
-                    values[row] = reader.read(value)
+                    values[row] = _read(reader, value, self._written)
                 except ValueError as e:
-                    faults[row] = f"column {list(self.columns)[at]}: {_reason(e, self._written)}"
+                    faults[row] = f"column {list(self.columns)[at]}: {e}"
         return pyarrow.array(values, pyarrow.string())
 
 

@@ -294,6 +294,16 @@ def test_no_session_decides_how_a_time_is_read(
     assert "date_format" not in result.error, "no argument of context.load"
 
 
+@pytest.mark.parametrize("type_", ["date", "timestamp"])
+def test_a_day_with_its_year_first_has_one_reading(load: Callable[..., Any], rows: Rows, type_: str) -> None:
+    rows(f"CREATE TABLE t (id int PRIMARY KEY, x {type_})")
+    for number, given in enumerate(("2026/03/01", "2026-3-1")):
+        assert load([{"id": number, "x": given}]).error is None
+        assert load(polars.DataFrame([{"id": number + 2, "x": given}])).error is None
+    assert rows("SELECT DISTINCT x::date::text FROM t") == [("2026-03-01",)]
+    fails_for_good(load([{"id": 9, "x": "2026/13/01"}]), "row 1: column x: ")
+
+
 def test_a_midnight_is_a_date(load: Callable[..., Any], rows: Rows) -> None:
     rows("CREATE TABLE t (id int PRIMARY KEY, x date)")
     given = [{"id": n, "x": datetime(2026, 3, n)} for n in (1, 2)]  # noqa: DTZ001

@@ -128,7 +128,10 @@ class Program:
         self._events.register(self._end, select.POLLIN)
 
     def wait(self, within: float) -> int | None:
-        """Take output for up to `within` seconds; the exit code, or a signal's negative number; None: it goes on."""
+        """Take the program's output for up to `within` seconds, or until it ends.
+
+        Returns its exit code, or the negative number of its signal; None while it goes on.
+        """
         if self._has_ended(within):
             self._bury()
         return self._process.returncode

@@ -186,8 +186,9 @@ def _part(archive: zipfile.ZipFile, name: str) -> str:
 
 
 def _scanned(file: BinaryIO, name: str) -> tuple[int, bool, bool]:
-    """The cells from A1 to the last one, for each of which calamine allocates memory; whether it may misread some, and
-    whether there are numbers below zero, which it misreads as times.
+    """The number of cells from A1 to the last one, whether calamine may misread some, and whether a number is negative.
+
+    Calamine allocates memory for each of these cells, and reads a time below zero as one of the day before.
     """
     rows = columns = 0
     is_suspect, has_negatives, last = False, False, b""

@@ -478,7 +478,7 @@ class _Shape:
             kind, is_guess = whole.kinds.get(name, ("", False))
             at = names.index(name) if name in names else None
             reader = exact = Reader(kind, wanted, is_guess) if kind else None
-            takes_texts = not (is_guess and source.is_typed)  # the first values had another class
+            takes_texts = not (is_guess and source.is_typed)  # the values behind such a guess were no texts
             if kind and source.is_typed:
                 exact = Reader(kind, wanted.exact, is_guess and kind == "boolean")
                 reader = (reader if at is None or of_texts[at] else exact) if takes_texts else None

@@ -36,7 +36,7 @@ _TYPES = {
 
 @register_with("pyarrow", "parquet", "load.parquet", spares_attempts=True)
 def load_parquet(args: dict[str, Any], context: Context) -> Generator[Progress | None, None, Progress]:
-    """Load as `load.files` does; `path` has Parquet files, whatever their names are."""
+    """Load as `load.files` does, and take files of any name for Parquet."""
     from dataloader.pipelines.files import load_files
 
     return (yield from load_files(args | {"format": "parquet"}, context))

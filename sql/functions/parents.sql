@@ -186,24 +186,25 @@ DECLARE
 BEGIN
   WITH over AS (
     UPDATE {schema}.dl_parents e SET is_over = true
-      FROM (SELECT l.at, {schema}.dl_after(p.status, w.on_failure) AS word
-              FROM unnest(p_children) AS child (id) CROSS JOIN LATERAL (  -- and not all that wait for the parents
-                SELECT ctid AS at, job_id, parent_id FROM {schema}.dl_parents
-                 WHERE job_id = child.id AND parent_id = ANY (p_ended) AND NOT is_over OFFSET 0) l
-              JOIN {schema}.dl_waiting w USING (job_id)
-              LEFT JOIN {schema}.dl_jobs p ON p.job_id = l.parent_id) now_over
+      FROM (SELECT l.at, {schema}.dl_after(l.status, w.on_failure) AS word
+              FROM unnest(p_children) AS child (id)  -- OFFSET 0: a lookup for each child, and not all rows that wait for each
+             CROSS JOIN LATERAL (SELECT on_failure FROM {schema}.dl_waiting WHERE job_id = child.id OFFSET 0) w
+             CROSS JOIN LATERAL (
+               SELECT ctid AS at, (SELECT status FROM {schema}.dl_jobs p WHERE p.job_id = parent_id) AS status
+                 FROM {schema}.dl_parents
+                WHERE job_id = child.id AND parent_id = ANY (p_ended) AND NOT is_over OFFSET 0) l) now_over
      WHERE e.ctid = now_over.at AND word IS NOT NULL
     RETURNING e.job_id, e.parent_id, word),
   counted AS (
     UPDATE {schema}.dl_waiting w SET parents = parents - number, failed_parent = coalesce(w.failed_parent, failed)
       FROM (SELECT job_id, count(*) FILTER (WHERE word = 'go') AS number,
                    (array_agg(parent_id) FILTER (WHERE word = 'cancel'))[1] AS failed FROM over GROUP BY job_id) outcome
-     WHERE w.job_id = outcome.job_id RETURNING w.job_id)
+     WHERE w.job_id = outcome.job_id AND w.job_id = ANY (p_children) RETURNING w.job_id)
   SELECT count(*) INTO changed FROM counted;
 
   free := ARRAY(
     SELECT j.job_id FROM {schema}.dl_jobs j JOIN {schema}.dl_waiting w USING (job_id)
-     WHERE j.job_id = ANY (p_children) AND j.status::text = 'queued'
+     WHERE j.job_id = ANY (p_children) AND w.job_id = ANY (p_children) AND j.status::text = 'queued'
        AND (w.parents <= 0 OR w.failed_parent IS NOT NULL OR j.blocked_on IS DISTINCT FROM 'parent')
        FOR NO KEY UPDATE OF j SKIP LOCKED);
   changed := changed + cardinality(free);
@@ -218,7 +219,7 @@ BEGIN
            blocked_on = CASE WHEN w.parents > 0 AND w.failed_parent IS NULL THEN 'parent' END,
            available_at = CASE WHEN w.parents > 0 AND w.failed_parent IS NULL THEN {far} ELSE greatest(w.available_at, now()) END,
            turn_at = CASE WHEN j.share IS NULL THEN j.turn_at ELSE coalesce(j.turn_at, 'infinity') END
-      FROM {schema}.dl_waiting w WHERE j.job_id = ANY (free) AND w.job_id = j.job_id
+      FROM {schema}.dl_waiting w WHERE j.job_id = ANY (free) AND w.job_id = ANY (free) AND w.job_id = j.job_id
     RETURNING j.job_id, j.queue, j.status, j.attempt, j.blocked_on, j.turn_at, w.failed_parent),
   journal AS (
     INSERT INTO {schema}.dl_job_events (job_id, queue, kind, payload)

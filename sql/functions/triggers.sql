@@ -230,7 +230,7 @@ BEGIN
     '{dl_job_events, dl_results, dl_waiting, dl_parents, dl_checkpoints, dl_job_logs}'::text[]
     || CASE WHEN EXISTS (SELECT FROM gone WHERE task = 'alert.webhook') THEN '{dl_messages}'::text[] END
   LOOP
-    EXECUTE format('DELETE FROM %I.%I WHERE job_id IN (SELECT job_id FROM gone)', {schema_name}, its_table);
+    EXECUTE format('DELETE FROM %I.%I WHERE job_id = ANY (ARRAY(SELECT job_id FROM gone))', {schema_name}, its_table);
   END LOOP;
   EXECUTE $q$UPDATE {schema}.dl_partitions p SET last_status = gone.status::text FROM gone WHERE p.job_id = gone.job_id$q$;
   IF (SELECT true FROM {schema}.dl_waiting LIMIT 1) THEN

@@ -154,6 +154,18 @@ def test_c7_a_batch_costs_the_same_whatever_the_table_and_its_statistics(own_db:
         assert least_buffers(conn, call) < 10 * 30
 
 
+def test_c7_a_batch_costs_the_same_where_all_rows_were_dead_at_the_last_analyze(own_db: str) -> None:
+    """The planner takes such a table for empty, though it has pages, and would read it for each deleted job."""
+    with db.connect(own_db, name="test", schema="public") as conn:
+        conn.execute("ALTER TABLE dl_job_events SET (autovacuum_enabled = off)")
+        many_ended(conn, 10, days_ago=1)
+        conn.execute("DELETE FROM dl_jobs")
+        conn.execute("ANALYZE dl_job_events")
+        many_ended(conn, 3_000, days_ago=1, events=3)
+        many_ended(conn, 100, days_ago=30)
+        assert least_buffers(conn, "SELECT * FROM dl_prune(%s, '-infinity', %s)") < 10 * 30
+
+
 def least_buffers(conn: Conn, call: str) -> int:
     """Of three calls, each undone: the first plans, and another does when autovacuum has just been at the table."""
 

@@ -116,22 +116,23 @@ $$;
 -- The work of dl_resolve, at most p_most rows: jobs that wait for one of these ended parents; jobs whose wait is over and
 -- that were not let go; ended jobs that are queued again although they wait (context.gather). Each arm reads an index without
 -- the children that are done, so the cost does not grow with them. OFFSET 0 keeps a plan that was made for empty tables from
--- reading all jobs that wait, for each parent. A bitmap would read all links of the parent before the first one.
+-- reading all jobs, or all that wait for each parent. A bitmap would read all links of the parent before the first one.
 CREATE OR REPLACE FUNCTION dl_concerned(p_ended uuid[], p_most int) RETURNS TABLE (job_id uuid, parent_id uuid)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
   (SELECT e.job_id, e.parent_id
      FROM (SELECT job_id, parent_id FROM {schema}.dl_parents WHERE parent_id = ANY (p_ended) AND NOT is_over OFFSET 0) e
      CROSS JOIN LATERAL (SELECT on_failure FROM {schema}.dl_waiting WHERE job_id = e.job_id OFFSET 0) w
-     LEFT JOIN {schema}.dl_jobs p ON p.job_id = e.parent_id
+     LEFT JOIN LATERAL (SELECT status FROM {schema}.dl_jobs WHERE job_id = e.parent_id OFFSET 0) p ON true
     WHERE {schema}.dl_after(p.status, w.on_failure) IS NOT NULL)
   UNION ALL
   (SELECT w.job_id, e.parent_id
      FROM (SELECT job_id FROM {schema}.dl_waiting WHERE parents <= 0 OR failed_parent IS NOT NULL OFFSET 0) w
-     JOIN {schema}.dl_jobs j USING (job_id)
-     JOIN LATERAL (SELECT parent_id FROM {schema}.dl_parents WHERE job_id = w.job_id AND parent_id = ANY (p_ended) OFFSET 0) e ON true
+     CROSS JOIN LATERAL (SELECT status FROM {schema}.dl_jobs WHERE job_id = w.job_id OFFSET 0) j
+     CROSS JOIN LATERAL (SELECT parent_id FROM {schema}.dl_parents WHERE job_id = w.job_id AND parent_id = ANY (p_ended) OFFSET 0) e
     WHERE j.status::text = 'queued')
   UNION ALL
-  (SELECT w.job_id, w.job_id FROM {schema}.dl_waiting w JOIN {schema}.dl_jobs j USING (job_id)
+  (SELECT w.job_id, w.job_id FROM {schema}.dl_waiting w
+     CROSS JOIN LATERAL (SELECT status, blocked_on FROM {schema}.dl_jobs WHERE job_id = w.job_id OFFSET 0) j
     WHERE w.job_id = ANY (p_ended) AND j.status::text = 'queued' AND j.blocked_on IS DISTINCT FROM 'parent')
   LIMIT p_most
 $$;

@@ -361,6 +361,15 @@ def test_a_step_reads_few_links_of_a_parent_with_many_children(conn: Conn, left:
     assert buffers(conn, "SELECT dl_resolve(%s::uuid[])", [root]) < 16_000
 
 
+def test_a_step_reads_no_other_jobs_by_the_statistics_of_an_emptied_table(conn: Conn) -> None:
+    enqueue(conn)
+    conn.execute("DELETE FROM dl_jobs")
+    conn.execute("ANALYZE dl_jobs")
+    fan(conn, 3_000, "queued")
+    root = fan(conn, 1, "succeeded")
+    assert buffers(conn, "SELECT dl_resolve(%s::uuid[])", [root]) < 600
+
+
 def test_a_step_does_not_look_at_each_child_as_a_parent(conn: Conn) -> None:
     """Neither at those that it cancels, nor at those that the reaper looks at."""
     resolve, stranded = "SELECT dl_resolve(%s::uuid[])", "SELECT dl_resolve_stranded(%s, 1000)"

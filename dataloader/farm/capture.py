@@ -36,6 +36,7 @@ FLOOD = 4 * 2**20  # bytes behind which the output is only counted, up to its la
 FLOOD_LINES = 100_000  # the same limit in lines, because each costs time and the heartbeat waits for this read
 COUNTED = 32 * 2**20  # bytes that are counted; of more the number is estimated, or the writer would be faster
 KEPT = 2**19  # bytes that stay in a file for the keeper
+COMPARED = 64  # bytes by which a read knows that the file is the one it left
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # fallocate(2)
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -47,6 +48,7 @@ class Output:
         self.fd = os.memfd_create(name, os.MFD_CLOEXEC)
         fcntl.fcntl(self.fd, fcntl.F_SETFL, os.O_APPEND)
         self.at = 0  # how far it was read
+        self._last = b""  # the last bytes that were read, which still lie before `at`
         self._freed = 0  # how far its memory is given back
         self.splitter = Splitter()
 
@@ -58,8 +60,10 @@ class Output:
     def read(self) -> Iterator[bytes | int]:
         """The new lines, and the numbers of skipped lines if there were too many."""
         size = os.fstat(self.fd).st_size
-        if size < self.at:  # somebody has opened and truncated it, as `> /dev/stdout` does
+        # A program that opens the file as `> /dev/stdout` does truncates it, and may have written as much again.
+        if os.pread(self.fd, len(self._last), self.at - len(self._last)) != self._last:
             self.at = self._freed = 0
+            self._last = b""
             yield from self.splitter.finish()  # else `done` would lie before the file's begin
         if size - self.at > FLOOD:
             yield self._count(size - CHUNK)
@@ -71,6 +75,7 @@ class Output:
             if not data:
                 return
             self.at += len(data)
+            self._last = data[-COMPARED:]
             lines = self.splitter.feed(data)
             lines_read += len(lines)
             yield from lines
@@ -80,11 +85,13 @@ class Output:
         lines, begin, end = 0, self.at, min(until, self.at + COUNTED)
         while self.at < end and (data := os.pread(self.fd, min(2**20, end - self.at), self.at)):
             self.at += len(data)
+            self._last = data[-COMPARED:]
             lines += data.count(b"\n")
             self._free()
         if end < until and self.at == end:
             lines = lines * (until - begin) // (end - begin)
             self.at = until
+            self._last = os.pread(self.fd, COMPARED, until - COMPARED)
             self._free()
         return lines
 

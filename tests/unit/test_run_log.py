@@ -188,6 +188,15 @@ def test_the_rest_of_a_private_key_is_masked_in_last_words() -> None:
     assert texts == ["***", "***", "after password=***"]
 
 
+def test_output_that_is_truncated_and_grows_again_between_two_reads_is_read_from_its_begin() -> None:
+    output = Output("dl-test")
+    os.write(output.fd, b"before\n")
+    assert list(output.read()) == [b"before"]
+    os.ftruncate(output.fd, 0)
+    os.write(output.fd, b"behind\nappended\n")
+    assert list(output.read()) == [b"behind", b"appended"]
+
+
 @pytest.fixture
 def captured() -> Iterator[tuple[Capture, int, int]]:
     """A capture of descriptors 1 and 2, and pipes in their place."""

@@ -61,7 +61,7 @@ class Output:
         """The new lines, and the numbers of skipped lines if there were too many."""
         size = os.fstat(self.fd).st_size
         # A program that opens the file as `> /dev/stdout` does truncates it, and may have written as much again.
-        if os.pread(self.fd, len(self._last), self.at - len(self._last)) != self._last:
+        if size < self.at or os.pread(self.fd, len(self._last), self.at - len(self._last)) != self._last:
             self.at = self._freed = 0
             self._last = b""
             yield from self.splitter.finish()  # else `done` would lie before the file's begin
@@ -91,7 +91,7 @@ class Output:
         if end < until and self.at == end:
             lines = lines * (until - begin) // (end - begin)
             self.at = until
-            self._last = os.pread(self.fd, COMPARED, until - COMPARED)
+            self._last = b""  # the next read, which follows at once, sets it
             self._free()
         return lines
 

@@ -145,26 +145,26 @@ SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS 
 DECLARE
   most CONSTANT int := 100;
   ended uuid[] := p_ended;
-  concerned uuid[];
-  children uuid[];
+  concerned record;
   step record;
   number int := 0;
   tries int := 0;
 BEGIN
   FOR round IN 1 .. 20 LOOP
-    concerned := ARRAY(SELECT c.job_id FROM {schema}.dl_concerned(ended, most) c);
-    IF concerned = '{}' THEN
+    SELECT array_agg(c.job_id) AS children, array_agg(c.parent_id) AS parents INTO concerned
+      FROM {schema}.dl_concerned(ended, most) c;
+    IF concerned.children IS NULL THEN
       RETURN;
     END IF;
-    children := ARRAY(SELECT job_id FROM {schema}.dl_waiting WHERE job_id = ANY (concerned) FOR UPDATE SKIP LOCKED);
-    step := {schema}.dl_end_waits(children, ended);
+    step := {schema}.dl_end_waits(concerned.children, concerned.parents);
     number := number + step.changed;
     IF step.changed = 0 THEN
       EXIT WHEN tries = 3;
       tries := tries + 1;
       PERFORM pg_sleep(0.0002 * 5 ^ tries);
     END IF;
-    ended := ended || ARRAY(SELECT DISTINCT parent_id FROM {schema}.dl_parents WHERE parent_id = ANY (step.canceled));
+    ended := ended || ARRAY(
+      SELECT DISTINCT parent_id FROM {schema}.dl_parents WHERE parent_id = ANY (step.canceled) AND NOT is_over);
     EXIT WHEN number >= most;
   END LOOP;
   INSERT INTO {schema}.dl_freed (parent_id, since)
@@ -177,35 +177,39 @@ BEGIN
 END
 $$;
 
--- End the waits of these jobs, whose rows in dl_waiting the caller has locked, for the ended parents: let the jobs go or
--- cancel them. `changed` counts the changed rows; locked and running jobs stay.
+-- End the waits of these jobs, each for its ended parent in the second array: let the jobs go or cancel them. `changed`
+-- counts the changed rows; locked and running jobs stay. A comparison of rows has no index but the links' key: by the
+-- parent's index a generic plan would read all links of the parent for each child.
 CREATE OR REPLACE FUNCTION dl_end_waits(p_children uuid[], p_ended uuid[], OUT changed int, OUT canceled uuid[])
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
+  children uuid[] := ARRAY(SELECT job_id FROM {schema}.dl_waiting WHERE job_id = ANY (p_children) FOR UPDATE SKIP LOCKED);
   free uuid[];
   without_turn uuid[];
 BEGIN
   WITH over AS (
     UPDATE {schema}.dl_parents e SET is_over = true
       FROM (SELECT l.at, {schema}.dl_after(l.status, w.on_failure) AS word
-              FROM unnest(p_children) AS child (id)  -- OFFSET 0: a lookup for each child, and not all rows that wait for each
-             CROSS JOIN LATERAL (SELECT on_failure FROM {schema}.dl_waiting WHERE job_id = child.id OFFSET 0) w
+              FROM unnest(p_children, p_ended) AS link (job_id, parent_id)
+             CROSS JOIN LATERAL (SELECT on_failure FROM {schema}.dl_waiting w WHERE w.job_id = link.job_id OFFSET 0) w
              CROSS JOIN LATERAL (
-               SELECT ctid AS at, (SELECT status FROM {schema}.dl_jobs p WHERE p.job_id = parent_id) AS status
+               SELECT ctid AS at, (SELECT status FROM {schema}.dl_jobs p WHERE p.job_id = link.parent_id) AS status
                  FROM {schema}.dl_parents
-                WHERE job_id = child.id AND parent_id = ANY (p_ended) AND NOT is_over OFFSET 0) l) now_over
+                WHERE (job_id, parent_id) BETWEEN (link.job_id, link.parent_id) AND (link.job_id, link.parent_id)
+                  AND NOT is_over OFFSET 0) l
+             WHERE link.job_id = ANY (children)) now_over
      WHERE e.ctid = now_over.at AND word IS NOT NULL
     RETURNING e.job_id, e.parent_id, word),
   counted AS (
     UPDATE {schema}.dl_waiting w SET parents = parents - number, failed_parent = coalesce(w.failed_parent, failed)
       FROM (SELECT job_id, count(*) FILTER (WHERE word = 'go') AS number,
                    (array_agg(parent_id) FILTER (WHERE word = 'cancel'))[1] AS failed FROM over GROUP BY job_id) outcome
-     WHERE w.job_id = outcome.job_id AND w.job_id = ANY (p_children) RETURNING w.job_id)
+     WHERE w.job_id = outcome.job_id AND w.job_id = ANY (children) RETURNING w.job_id)
   SELECT count(*) INTO changed FROM counted;
 
   free := ARRAY(
     SELECT j.job_id FROM {schema}.dl_jobs j JOIN {schema}.dl_waiting w USING (job_id)
-     WHERE j.job_id = ANY (p_children) AND w.job_id = ANY (p_children) AND j.status::text = 'queued'
+     WHERE j.job_id = ANY (children) AND w.job_id = ANY (children) AND j.status::text = 'queued'
        AND (w.parents <= 0 OR w.failed_parent IS NOT NULL OR j.blocked_on IS DISTINCT FROM 'parent')
        FOR NO KEY UPDATE OF j SKIP LOCKED);
   changed := changed + cardinality(free);
@@ -228,7 +232,8 @@ BEGIN
                                                          'parent', failed_parent)
       FROM placed WHERE status = 'canceled'),
   gone AS (
-    DELETE FROM {schema}.dl_waiting WHERE job_id IN (SELECT job_id FROM placed WHERE blocked_on IS NULL))
+    DELETE FROM {schema}.dl_waiting
+     WHERE job_id = ANY (free) AND job_id IN (SELECT job_id FROM placed WHERE blocked_on IS NULL))
   SELECT coalesce(array_agg(job_id) FILTER (WHERE status = 'canceled'), '{}'),
          array_agg(job_id) FILTER (WHERE turn_at = 'infinity')
     INTO canceled, without_turn FROM placed;

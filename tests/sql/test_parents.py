@@ -344,21 +344,28 @@ def test_the_children_of_a_parent_are_let_go_in_bounded_steps_that_cost_the_same
     while left := waiting(conn):
         steps.append((left, buffers(conn, "SELECT dl_resolve(%s::uuid[])", [root])))
     assert [before for before, _ in steps] == list(range(2_000, 0, -100))
-    # After an ANALYZE by autovacuum another plan reads twice as much; a cost by the children would grow tenfold.
-    assert max(cost for _, cost in steps) < 3 * steps[0][1]
+    assert max(cost for _, cost in steps) < 1.5 * steps[0][1]
 
 
 @pytest.mark.parametrize("tables", ["dl_parents", "dl_waiting", "dl_jobs", "dl_parents, dl_waiting, dl_jobs"])
 @pytest.mark.parametrize("left", ["one link", "dead rows"])
-def test_a_step_reads_few_links_of_a_parent_with_many_children(conn: Conn, left: str, tables: str) -> None:
-    """Also by the statistics of tables that were short, or whose rows were all deleted."""
+@pytest.mark.parametrize("plan", ["custom", "generic"])
+def test_a_step_reads_few_links_of_a_parent_with_many_children(conn: Conn, left: str, tables: str, plan: str) -> None:
+    """Also by the statistics of tables that were short, or whose rows were all deleted, and after five calls."""
+    conn.execute(f"SET plan_cache_mode = force_{plan}_plan")
     child(conn, enqueue(conn))
     if left == "dead rows":
         conn.execute("DELETE FROM dl_waiting")
         conn.execute("DELETE FROM dl_jobs")
     conn.execute(f"ANALYZE {tables}")
-    root = fan(conn, 2_000, "canceled")
-    assert buffers(conn, "SELECT dl_resolve(%s::uuid[])", [root]) < 16_000
+    root = fan(conn, 3_000, "canceled")
+    rows = """SELECT sum(idx_tup_fetch)::int FROM pg_stat_xact_user_tables
+               WHERE relname IN ('dl_jobs', 'dl_parents', 'dl_waiting')"""
+    with conn.transaction():
+        before = value(conn, rows) or 0
+        conn.execute("SELECT dl_resolve(%s)", ([root],))
+        assert value(conn, rows) - before < 13_000  # some plans compare each of 100 rows with each
+    assert waiting(conn) <= 2_901
 
 
 def test_a_step_reads_no_other_jobs_by_the_statistics_of_an_emptied_table(conn: Conn) -> None:

@@ -39,7 +39,7 @@ from datetime import datetime
 from typing import Any, Literal, TypedDict, Unpack
 from uuid import UUID
 
-from dataloader.client.wire import arguments, awaited, iterated
+from dataloader.client.methods import call, pages, total
 {imports}
 from dataloader.model.kinds import OrderName
 from dataloader.queue.typed_args import Model
@@ -48,14 +48,6 @@ from dataloader.queue.typed_args import Model
 BASE = '''
 class Operations:
     """The operations of a farm, a method each. Every method may raise ClientError."""
-
-    _call: Any  # carries out the operation of a route; returns its answer, or one field of that
-    _pages: Any  # the rows of all pages of a list
-    _total: Any  # repeats an operation until the end; the sum of a field of its answers
-'''
-AWAITED = '''
-class AsyncOperations:
-    """The same operations, awaited."""
 '''
 
 
@@ -67,10 +59,8 @@ def text() -> str:
     kinds = sorted(words.values(), key=lambda kind: len(get_type_hints(kind)))
     dicts = [*(_typed_dict(kind, kinds) for kind in kinds), _trigger_fields()]
     made = [each for each in found if each.name not in BY_HAND]
-    wrappers = {each.name: "iterated" if each.is_page else "awaited" for each in made}
-    waiting = [f"    {name} = {kind}(Operations.{name})" for name, kind in wrappers.items()]
     head = HEAD.format(imports="\n".join(imports))
-    parts = [head, *dicts, BASE, *map(_method, made), AWAITED, *waiting, ""]
+    parts = [head, *dicts, BASE, *map(_method, made), ""]
     return _formatted("\n".join(parts))
 
 
@@ -115,7 +105,7 @@ def _row(op: Op) -> Any:
 
 
 def _method(op: Op) -> str:
-    answer, kind, field = op.answer.__name__, "_call", op.rows or ""
+    answer, kind, field = op.answer.__name__, "call", op.rows or ""
     hints = get_type_hints(op.answer)
     parameters = [each for each in op.parameters.values() if not (each.stays or _is_of_pages(op, each))]
     returns = answer
@@ -124,27 +114,25 @@ def _method(op: Op) -> str:
     if op.rows:
         returns = f"list[{_name(_row(op))}]"
     if op.rows and op.is_page:
-        kind, returns = "_pages", f"Iterator[{_name(_row(op))}]"
+        kind, returns = "pages", f"Iterator[{_name(_row(op))}]"
     elif total := next((name for name in ("changed", "moved") if name in hints), None):
-        kind, field, returns = "_total", total, "int"
+        kind, field, returns = "total", total, "int"
     words = _words(op)
     signature = ["self", *(_parameter(each) for each in parameters if each.is_required)]
     named = [_parameter(each) for each in parameters if not each.is_required]
-    if kind == "_pages":
+    if kind == "pages":
         named.append("limit: int | None = None")
         most = next(bound.le for bound in bounds(op.parameters["limit"].annotation) if isinstance(bound, Le))
     signature += ["*", *named] if named else []
     signature += [f"**words: Unpack[{words.__name__}]"] if words else []
-    nullable = [repr(each.name) for each in parameters if each.is_required and may_be_none(each.annotation)]
-    given = f"arguments({', '.join(['locals()', *nullable])})" if signature[1:] else "{}"
-    arguments = [repr(op.route), answer, given]
-    arguments += [repr(field)] if field else []
-    arguments += ["limit", str(most)] if kind == "_pages" else []
-    arguments += ["once=True"] if not op.repeatable and kind == "_call" else []
+    declared = [repr(op.route), answer]
+    declared += [repr(field)] if field else []
+    declared += [str(most)] if kind == "pages" else []
+    declared += ["once=True"] if not op.repeatable and kind == "call" else []
     doc = inspect.getdoc(op.function) or ""
-    body = f"        return self.{kind}({', '.join(arguments)})"
     text = indent(f'"""{doc}' + ("\n" if "\n" in doc else "") + '"""', " " * 8)
-    return f"    def {op.name}({', '.join(signature)}) -> {returns}:\n{text}\n{body}\n"
+    head = f"    @{kind}({', '.join(declared)})\n    def {op.name}({', '.join(signature)}) -> {returns}:"
+    return f"{head}\n{text}\n"
 
 
 def _is_of_pages(op: Op, each: Parameter) -> bool:

@@ -18,6 +18,7 @@ from dataloader.cli.screen import as_json
 from dataloader.client import Forbidden, Refused, Unavailable, Unexpected
 from dataloader.client.errors import from_answer
 from dataloader.client.farm import Farm, Look
+from dataloader.client.methods import R
 from dataloader.client.wire import jsonable, repetition, understood
 from dataloader.config import ConfigError, Settings
 from dataloader.farm.process import hostname
@@ -53,16 +54,9 @@ class Direct(Farm):
         if self._conn:
             self._conn.close()
 
-    def _call(
-        self,
-        route: str,
-        answer: type[Any],
-        given: dict[str, Any],
-        field: str = "",
-        *,
-        once: bool = False,
-        trace: str | None = None,
-    ) -> Any:
+    async def _call(
+        self, route: str, answer: type[R], given: dict[str, Any], *, once: bool = False, trace: str | None = None
+    ) -> R:
         op = next(op for op in ops.load().values() if op.route == route)
         if "traceparent" in op.headers:  # it adds jobs
             try:
@@ -75,17 +69,17 @@ class Direct(Farm):
             call = Call(lambda: conn, self._by, self._settings, trace=trace or obs.current())
             return op.run(call, op.checked(fields))
 
-        result = self._ask(run)
-        if op.name not in ops.UNMASKED:
-            result = understood(answer, json.loads(as_json(log.masked(written(result)), None)))  # as over HTTP
-        return getattr(result, field) if field else result
+        result: R = self._ask(run)
+        if op.name in ops.UNMASKED:
+            return result
+        return understood(answer, json.loads(as_json(log.masked(written(result)), None)))  # as over HTTP
 
     def claim_plan(self, queue: str) -> list[str]:
         """See postgres.claim_plan."""
         plan: list[str] = self._ask(lambda conn: postgres.claim_plan(conn, queue))
         return plan
 
-    def _look(self, job_id: UUID | str, etag: str | None, seconds: int, patience: float) -> Look:
+    async def _look(self, job_id: UUID | str, etag: str | None, seconds: int, patience: float) -> Look:
         return Look(Retrying(**repetition(patience))(self.status, job_id), pause=POLL_SEC)
 
     def _ask(self, question: Callable[[db.Connection], Any]) -> Any:

@@ -5,6 +5,7 @@ Standard library and tenacity only: a program that triggers jobs needs neither f
 
     farm           `Farm`: the methods that both clients and the command line have, but for
     operations     the methods that are made from the operations
+    methods        a method that blocks, or is awaited
     asynchronous   `AsyncClient`: the methods of `Client`, awaited
     errors         the exceptions of a call
     wire           PURE: requests and answers as they are sent
@@ -36,7 +37,8 @@ from dataloader.client.errors import (
     Unexpected,
     WaitTimeout,
 )
-from dataloader.client.farm import Farm, Look, answered, carried
+from dataloader.client.farm import Calls, Farm, Look
+from dataloader.client.methods import R, answered
 from dataloader.client.transport import Transport
 from dataloader.client.wire import Answer, Request, Service, repetition
 from dataloader.model.jobs import Status
@@ -48,15 +50,10 @@ __all__ = ["AsyncClient", "Client", "ClientError", "Conflict", "Forbidden", "Job
 __all__ += ["Refused", "Unauthorized", "Unavailable", "Unexpected", "WaitTimeout"]
 
 
-class Client(Farm):
-    """A farm over its HTTP API; threads may share a client.
+class OverHTTP(Calls):
+    """A farm over its HTTP API, for both clients."""
 
-    An exchange ends within `timeout` seconds. A request that may be sent twice is repeated for up to `patience` seconds
-    while the service is away or sends Retry-After. Every method may raise ClientError. Without `url` the client reads
-    DL_URL and DL_TOKEN. `context` is for a certificate authority of your own.
-    """
-
-    _transport_kind: Any = Transport
+    _transport_kind: Any
 
     def __init__(
         self,
@@ -78,26 +75,13 @@ class Client(Farm):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
-    def close(self) -> None:
-        self._transport.close()
-
-    @carried
     async def _call(
-        self,
-        route: str,
-        answer: type[Any],
-        given: dict[str, Any],
-        field: str = "",
-        *,
-        once: bool = False,
-        trace: str | None = None,
-    ) -> Any:
+        self, route: str, answer: type[R], given: dict[str, Any], *, once: bool = False, trace: str | None = None
+    ) -> R:
         trace = trace or obs.current()
         request = wire.request(route, given, {"traceparent": trace} if trace else {}, is_once=once)
-        result = wire.understood(answer, (await self._sent(request, self._patience)).document)
-        return getattr(result, field) if field else result
+        return wire.understood(answer, (await self._sent(request, self._patience)).document)
 
-    @carried
     async def _look(self, job_id: UUID | str, etag: str | None, seconds: int, patience: float) -> Look:
         named = {"job_id": str(job_id)} | ({"wait": seconds} if seconds else {})
         headers = {"If-None-Match": etag} if etag else {}
@@ -116,6 +100,20 @@ class Client(Farm):
             await answered(self._sleep(seconds))
 
         return await (call() if request.is_once else AsyncRetrying(**repetition(patience), sleep=sleep)(call))
+
+
+class Client(OverHTTP, Farm):
+    """A farm over its HTTP API; threads may share a client.
+
+    An exchange ends within `timeout` seconds. A request that may be sent twice is repeated for up to `patience` seconds
+    while the service is away or sends Retry-After. Every method may raise ClientError. Without `url` the client reads
+    DL_URL and DL_TOKEN. `context` is for a certificate authority of your own.
+    """
+
+    _transport_kind = Transport
+
+    def close(self) -> None:
+        self._transport.close()
 
 
 def __getattr__(name: str) -> Any:

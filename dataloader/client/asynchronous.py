@@ -1,18 +1,14 @@
-"""`AsyncClient`: the methods of `Client`, awaited, over httpx; for asyncio and trio. The extra `async`.
-
-A method of `Client` makes a coroutine and carries it out. Here the same method returns the coroutine: so each of them
-is declared once, and `AsyncClient.status` is `Client.status`, awaited (`operations.AsyncOperations`).
-"""
+"""`AsyncClient`: the methods of `Client`, awaited, over httpx; for asyncio and trio. The extra `async`."""
 
 from __future__ import annotations
 
 import ssl
 from typing import Self
 
-from dataloader.client import Client
+from dataloader.client import OverHTTP
 from dataloader.client.errors import ClientError
-from dataloader.client.operations import AsyncOperations
-from dataloader.client.wire import KEPT, Answer, Request, Service, answer, awaited, checked_size
+from dataloader.client.methods import Awaited
+from dataloader.client.wire import KEPT, Answer, Request, Service, answer, checked_size
 
 try:
     import anyio
@@ -79,17 +75,16 @@ def _cause(error: Exception) -> Exception:
     return root
 
 
-class AsyncClient(AsyncOperations):
+class AsyncClient(OverHTTP, Awaited):
     """A farm over its HTTP API, for asyncio and trio: the methods, arguments and promises of `Client`.
 
     A method that returns an iterator there returns an asynchronous one here; all others are awaited. An `on_progress`
     may be a coroutine function. Tasks of one event loop may share a client.
     """
 
-    url: str
     _transport: AsyncTransport
     _transport_kind = AsyncTransport
-    __init__, __repr__ = Client.__init__, Client.__repr__
+    _sleep = staticmethod(anyio.sleep)
 
     async def __aenter__(self) -> Self:
         return self
@@ -100,13 +95,3 @@ class AsyncClient(AsyncOperations):
     async def close(self) -> None:
         """Close the connections; the client may be used again."""
         await self._transport.close()
-
-    trigger = awaited(Client.trigger)
-    trigger_many = awaited(Client.trigger_many)
-    run = awaited(Client.run)
-    wait = awaited(Client.wait)
-
-    # How all methods make their requests, and do not block.
-    _call, _look, _pages, _total, _sent = Client._call, Client._look, Client._pages, Client._total, Client._sent
-    _finished = _each = staticmethod(lambda work: work)
-    _sleep = staticmethod(anyio.sleep)

@@ -1,26 +1,19 @@
-"""`Farm`: the questions and orders to a job farm. `Client` is one over HTTP, `Direct` of the command line in process.
-
-A method of several calls is a coroutine here. A farm that blocks carries it out at once (`carried`, `each`);
-`AsyncClient` returns it to its caller.
-"""
+"""`Farm`: the questions and orders to a job farm. `Client` is one over HTTP, `Direct` of the shell in process."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
-from functools import wraps
-from inspect import isawaitable
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, NamedTuple, Self, Unpack
 from uuid import UUID
 
 from dataloader.client.errors import JobFailed, NotFound, Unavailable, WaitTimeout
+from dataloader.client.methods import answered, carried
 from dataloader.client.operations import Operations, TriggerFields
 from dataloader.client.wire import new_key
 from dataloader.model.jobs import Finished, Status, Triggered, TriggeredMany
 
-P = ParamSpec("P")
-R = TypeVar("R")
 BATCH = 1_000  # jobs of one request
 POLL_SEC = 25  # the longest wait of one request for a change
 OUTAGE_SEC = 600.0  # the longest absence of the service that a wait tolerates
@@ -35,61 +28,16 @@ class Look(NamedTuple):
     pause: float | None = None
 
 
-def finished(work: Coroutine[Any, Any, R]) -> R:
-    """Carry out a coroutine whose calls all block; returns what it returns."""
-    try:
-        work.send(None)
-    except StopIteration as e:
-        result: R = e.value
-        return result
-    raise AssertionError("a call has not blocked")
+class Calls(Operations):
+    """All methods of a farm. Every method may raise ClientError."""
 
-
-def each(rows: AsyncGenerator[R, None]) -> Iterator[R]:
-    """The rows of an asynchronous generator whose calls all block."""
-    while True:
-        try:
-            row = finished(rows.__anext__())
-        except StopAsyncIteration:
-            return
-        yield row
-
-
-def carried(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[Any, P], R]:
-    """The coroutine function as a method of a farm, which carries it out, or (`AsyncClient`) returns the coroutine."""
-
-    @wraps(method)
-    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        result: R = self._finished(method(self, *args, **kwargs))
-        return result
-
-    return call
-
-
-async def answered(value: Any) -> Any:
-    """The answer of a call, which is awaited where it does not block."""
-    return await value if isawaitable(value) else value
-
-
-class Farm(Operations):
-    """A job farm. Every method may raise ClientError."""
-
-    _finished = staticmethod(finished)
-    _each = staticmethod(each)
-    _sleep = staticmethod(time.sleep)
+    _call: Any  # carries out the operation of a route, and returns its answer
     _look: Any  # a Look at a job: as soon as it has another version, or after some seconds
+    _sleep: Any
     url: str  # the address of the service or database, without secrets
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections."""
-
-    def trigger(self, task: str, *, trace: str | None = None, **fields: Unpack[TriggerFields]) -> Triggered:
+    @carried
+    async def trigger(self, task: str, *, trace: str | None = None, **fields: Unpack[TriggerFields]) -> Triggered:
         """Add a job once, however often the request is repeated: an `idempotency_key` is made where none is given.
 
         Jobs of one `lock_key` never run at the same time; the default is the task's name. The default queue is
@@ -97,7 +45,8 @@ class Farm(Operations):
         the current OpenTelemetry span's. Raises Refused, which names the arguments, for args that the task's schema
         refuses.
         """
-        added: Triggered = self._call("POST /jobs/trigger", Triggered, document({"task": task, **fields}), trace=trace)
+        job, route = document({"task": task, **fields}), "POST /jobs/trigger"
+        added: Triggered = await self._call(route, Triggered, job, trace=trace)
         return added
 
     @carried
@@ -116,7 +65,7 @@ class Farm(Operations):
         added: list[Triggered] = []
         for start in range(0, max(len(documents), len(last)), BATCH):
             body = {"jobs": documents[start : start + BATCH], **last}
-            added += await answered(self._call("POST /jobs/batch", TriggeredMany, body, "jobs"))
+            added += (await self._call("POST /jobs/batch", TriggeredMany, body)).jobs
         return added
 
     @carried
@@ -156,7 +105,7 @@ class Farm(Operations):
             left = max(0.0, until - begun)
             seconds = int(min(POLL_SEC, left)) if job else 0  # the first answer is always news
             try:
-                look: Look = await answered(self._look(job_id, etag, seconds, min(patience, left)))
+                look: Look = await self._look(job_id, etag, seconds, min(patience, left))
             except Unavailable as e:
                 if e.is_lasting or patience < left:
                     raise
@@ -175,37 +124,20 @@ class Farm(Operations):
             pause = look.pause or (0.05 if has_waited else min(2.0, max(0.1, 1.5 * pause)))
             await answered(self._sleep(min(pause, max(0.0, until - time.monotonic()))))
 
-    def _pages(
-        self, route: str, answer: type[Any], given: dict[str, Any], field: str, limit: int | None, most: int
-    ) -> Any:
-        """The rows of all pages, at most `limit`; a page of up to `most` is fetched as its rows are taken."""
 
-        async def rows() -> AsyncGenerator[Any, None]:
-            left = inf if limit is None else limit
-            after: dict[str, Any] = {}
-            while left > 0:
-                page = await answered(self._call(route, answer, given | {"limit": int(min(most, left))} | after))
-                items = getattr(page, field)
-                for row in items:
-                    yield row
-                left, after = left - len(items), {"after": page.next}
-                if page.next is None:
-                    return
+class Farm(Calls):
+    """A farm whose methods block."""
 
-        return self._each(rows())
+    _sleep = staticmethod(time.sleep)
 
-    @carried
-    async def _total(self, route: str, answer: type[Any], given: dict[str, Any], field: str) -> int:
-        """Repeat an operation until it has come to the end; returns the sum of this field of its answers."""
-        count: int = 0
-        after: dict[str, Any] = {}
-        while True:
-            step = await answered(self._call(route, answer, given | after, once=True))
-            count += getattr(step, field)
-            following = getattr(step, "next", None)
-            if following is None and getattr(step, "is_done", True):
-                return count
-            after = {"after": following} if following else {}
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
 
 
 def document(job: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,12 +10,11 @@ import random
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 from urllib.parse import quote, unquote, urlencode, urlsplit
 from uuid import UUID, uuid4
 
@@ -86,30 +85,6 @@ class Service:
         made.is_lasting = isinstance(error, ssl.SSLCertVerificationError | UnicodeError)
         made.is_open = not (made.is_lasting or isinstance(error, ConnectionRefusedError | socket.gaierror))
         return made
-
-
-def awaited(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
-    """A method of `Client`, which returns a coroutine in `AsyncClient`."""
-
-    @wraps(method)
-    async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await cast("Coroutine[Any, Any, R]", method(self, *args, **kwargs))
-
-    return call
-
-
-def iterated(method: Callable[Concatenate[Any, P], Iterator[R]]) -> Callable[Concatenate[Any, P], AsyncIterator[R]]:
-    """A method of `Client` that returns an iterator; in `AsyncClient` it is for `async for`."""
-    return cast("Callable[Concatenate[Any, P], AsyncIterator[R]]", method)
-
-
-def arguments(given: dict[str, Any], *nullable: str) -> dict[str, Any]:
-    """The arguments of a method, of its locals(): those that are not None, those of its words, an idempotency key."""
-    words: dict[str, Any] = given.pop("words", {})
-    if "idempotency_key" in given:
-        given["idempotency_key"] = given["idempotency_key"] or new_key()
-    del given["self"]
-    return {name: value for name, value in given.items() if value is not None or name in nullable} | words
 
 
 def new_key() -> str:

@@ -24,6 +24,7 @@ from dataloader import config, ops
 from dataloader.api.server import audit
 from dataloader.cli.direct import Direct
 from dataloader.cli.main import main
+from dataloader.client.methods import finished
 from dataloader.ops.op import Call, Op, Parameter, adapter, bounds, plain_type
 from dataloader.queue import db, operations
 from dataloader.queue.plans import backfills
@@ -223,7 +224,7 @@ def test_a_wrong_input_is_refused_in_the_same_words_everywhere(
             continue
         assert fault["pointer"].startswith(f"/{each}")
         with Direct(dsn, config.load(_env_file=None)) as direct, pytest.raises(of_client.Refused) as e:
-            direct._call(op.route, op.answer, given)
+            finished(direct._call(op.route, op.answer, given))
         assert fault["message"] in [each.message for each in e.value.faults] or fault["message"] in str(e.value)
     if name == "status":  # it ignores what it does not know (web.long_poll)
         return
@@ -247,7 +248,7 @@ def test_a_thing_that_is_not_there_is_a_404(client: FlaskClient, refused: Refuse
         problem = refused(over_http(client, op, given), 404, "not-found")
         assert problem["detail"].startswith("there is no ")
         with Direct(dsn, config.load(_env_file=None)) as direct, pytest.raises(of_client.NotFound) as e:
-            direct._call(op.route, op.answer, given)
+            finished(direct._call(op.route, op.answer, given))
         assert problem["detail"] in str(e.value)
 
 

@@ -398,8 +398,6 @@ def test_both_clients_have_the_same_methods_and_signatures() -> None:
         if not callable(blocking):
             continue
         assert inspect.signature(blocking).parameters == inspect.signature(waiting).parameters, name
-        is_iterator = str(inspect.signature(blocking).return_annotation).startswith("Iterator")
-        assert inspect.iscoroutinefunction(waiting) is not is_iterator, name
 
 
 def test_an_asynchronous_wait_tells_coroutines_and_ends_when_it_is_cancelled(service: Service) -> None:

@@ -1,0 +1,142 @@
+"""The methods of the clients, declared once: `AsyncClient` awaits the coroutines that the other clients carry out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from functools import cache, wraps
+from inspect import Parameter, isawaitable, signature
+from math import inf
+from types import MethodType
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+from dataloader.client.wire import new_key
+
+P = ParamSpec("P")
+R = TypeVar("R")
+A = TypeVar("A")
+Work = Coroutine[Any, Any, R]
+Given = dict[str, Any]
+Declared = Callable[Concatenate[Any, P], R]
+_signature = cache(signature)
+
+
+def finished(work: Work[R]) -> R:
+    """Carry out a coroutine whose calls all block; returns what it returns."""
+    try:
+        work.send(None)
+    except StopIteration as e:
+        result: R = e.value
+        return result
+    raise AssertionError("a call has not blocked")
+
+
+def each(rows: AsyncGenerator[R, None]) -> Iterator[R]:
+    """The rows of an asynchronous generator whose calls all block."""
+    while True:
+        try:
+            row = finished(rows.__anext__())
+        except StopAsyncIteration:
+            return
+        yield row
+
+
+async def answered(value: Any) -> Any:
+    """The answer of a call, which is awaited where it does not block."""
+    return await value if isawaitable(value) else value
+
+
+class Awaited:
+    """The base of a client whose methods are awaited."""
+
+
+class Method(Generic[P, A, R]):
+    """A method that returns a coroutine or an asynchronous iterator (A), and the result of it where the client blocks.
+
+    `work` takes the arguments of `declared`, by name.
+    """
+
+    def __init__(self, work: Callable[..., Any], declared: Any, carry: Callable[[Any], Any] = finished) -> None:
+        def waiting(farm: Any, /, *args: Any, **kwargs: Any) -> Any:
+            return work(farm, _arguments(declared, *args, **kwargs))
+
+        def blocking(farm: Any, /, *args: Any, **kwargs: Any) -> Any:
+            return carry(self._waiting(farm, *args, **kwargs))
+
+        self._waiting = declared if work is declared else wraps(declared)(waiting)
+        self._blocking = wraps(declared)(blocking)
+
+    @overload
+    def __get__(self, farm: Awaited, owner: Any) -> Callable[P, A]: ...
+
+    @overload
+    def __get__(self, farm: object, owner: Any) -> Callable[P, R]: ...
+
+    def __get__(self, farm: object, owner: Any) -> Any:
+        function = self._waiting if issubclass(owner, Awaited) else self._blocking
+        return function if farm is None else MethodType(function, farm)
+
+
+def carried(method: Declared[P, Work[R]]) -> Method[P, Work[R], R]:
+    """The coroutine function as a method."""
+    return Method(method, method)
+
+
+def call(
+    route: str, answer: type[Any], field: str = "", *, once: bool = False
+) -> Callable[[Declared[P, R]], Method[P, Work[R], R]]:
+    """The method of the operation of this route: it returns the answer, or one field of that."""
+
+    async def work(farm: Any, given: Given) -> Any:
+        result = await farm._call(route, answer, given, once=once)
+        return getattr(result, field) if field else result
+
+    return lambda declared: Method(work, declared)
+
+
+def pages(
+    route: str, answer: type[Any], field: str, most: int
+) -> Callable[[Declared[P, Iterator[R]]], Method[P, AsyncIterator[R], Iterator[R]]]:
+    """The method of a list: the rows of all pages, at most `limit`; a page of up to `most` comes as they are taken."""
+
+    async def work(farm: Any, given: Given) -> AsyncGenerator[Any, None]:
+        left: float = given.get("limit", inf)
+        while left > 0:
+            given["limit"] = int(min(most, left))
+            page = await farm._call(route, answer, given)
+            rows = getattr(page, field)
+            for row in rows:
+                yield row
+            left, given["after"] = left - len(rows), page.next
+            if page.next is None:
+                return
+
+    return lambda declared: Method(work, declared, each)
+
+
+def total(route: str, answer: type[Any], field: str) -> Callable[[Declared[P, int]], Method[P, Work[int], int]]:
+    """The method that repeats an operation until the end, and returns the sum of this field of its answers."""
+
+    async def work(farm: Any, given: Given) -> int:
+        count: int = 0
+        while True:
+            step = await farm._call(route, answer, given, once=True)
+            count += getattr(step, field)
+            following = getattr(step, "next", None)
+            if following is None and getattr(step, "is_done", True):
+                return count
+            given |= {"after": following} if following else {}
+
+    return lambda declared: Method(work, declared)
+
+
+def _arguments(declared: Callable[..., Any], *args: Any, **kwargs: Any) -> Given:
+    """The arguments of an operation: those that are not None or have no default, its words, an idempotency key."""
+    declaration = _signature(declared)
+    given: Given = declaration.bind(None, *args, **kwargs).arguments
+    words: Given = given.pop("words", {})
+    parameters = declaration.parameters
+    del given["self"]
+    if "idempotency_key" in parameters:
+        given["idempotency_key"] = given.get("idempotency_key") or new_key()
+    needed = {name for name, each in parameters.items() if each.default is Parameter.empty}
+    return {name: value for name, value in given.items() if value is not None or name in needed} | words

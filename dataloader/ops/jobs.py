@@ -9,24 +9,7 @@ from uuid import UUID
 from pydantic import Field, WithJsonSchema
 from typing_extensions import TypedDict  # that of `typing` is no type for pydantic before Python 3.12
 
-from dataloader.model.jobs import (
-    BulkChanged,
-    BulkOutcomes,
-    Deleted,
-    Family,
-    Job,
-    JobEvents,
-    JobLogs,
-    JobPrediction,
-    Jobs,
-    Preview,
-    Result,
-    Status,
-    Suggestions,
-    Tally,
-    Triggered,
-    TriggeredMany,
-)
+from dataloader.model import jobs as model
 from dataloader.model.kinds import OrderName
 from dataloader.ops import adding
 from dataloader.ops.errors import NotAllowed, Unknown, invalid, known
@@ -96,12 +79,12 @@ _AS_TRIGGER = WithJsonSchema({"$ref": "#/components/schemas/Trigger"})
     headers=("Idempotency-Key", "traceparent"),
     body=Trigger,
 )
-def trigger(call: Call, /, **fields: Any) -> Triggered:
+def trigger(call: Call, /, **fields: Any) -> model.Triggered:
     """Insert a job, or find the one with this idempotency key. 200 means that its row is committed."""
     new = adding.one(call, fields)
     job_id, status = enqueue.enqueue(call.conn, new, limited=True, asker=call.asker)
     warning = adding.warnings(call, [new.task]).get(new.task)
-    return Triggered(job_id=job_id, status=status, warning=warning)
+    return model.Triggered(job_id=job_id, status=status, warning=warning)
 
 
 @Op("POST /jobs/batch", scope=("trigger",), errors=(409, 429), links="/jobs/0/job_id", headers=("traceparent",))
@@ -112,7 +95,7 @@ def trigger_many(
         Annotated[dict[str, Any], _AS_TRIGGER] | None,
         Field(description="one job more, the last of the answer: it starts when all of `jobs` have ended"),
     ] = None,
-) -> TriggeredMany:
+) -> model.TriggeredMany:
     """Insert jobs, all or none, or find those with their idempotency keys; in the order of the body, `on_done` last."""
     if on_done is not None:
         if "depends_on" in on_done:
@@ -125,10 +108,10 @@ def trigger_many(
     tasks = columns["task"]
     warned = {tasks.index(task): text for task, text in adding.warnings(call, tasks).items()}
     jobs_added = [
-        Triggered(job_id=job_id, status=status, warning=warned.get(place))
+        model.Triggered(job_id=job_id, status=status, warning=warned.get(place))
         for place, (job_id, status) in enumerate(added)
     ]
-    return TriggeredMany(jobs=jobs_added)
+    return model.TriggeredMany(jobs=jobs_added)
 
 
 @Op(
@@ -147,7 +130,7 @@ def again(
     lock_key: Text | None = None,
     priority: Annotated[int, Field(ge=0, le=INT4_MAX)] | None = None,
     idempotency_key: Annotated[Text, Field(description="so that the request may be sent again")] | None = None,
-) -> Triggered:
+) -> model.Triggered:
     """Add a job with the fields of one that has ended, with changes. The journals of the two jobs name each other.
 
     A masked arg keeps its value. The new job takes over no time, deadline, score, parents or idempotency key.
@@ -162,11 +145,11 @@ def again(
     return add_again(call, job_id, old | changes | {"args": new_args})
 
 
-def add_again(call: Call, job_id: UUID, fields: dict[str, Any]) -> Triggered:
+def add_again(call: Call, job_id: UUID, fields: dict[str, Any]) -> model.Triggered:
     """Add the job of these fields of a trigger, as one that runs `job_id` again."""
     new = adding.one(call, fields)
     new_id, status = of_again.add(call.conn, job_id, new, call.by, call.asker)
-    return made(Triggered, {"job_id": new_id, "status": status})
+    return made(model.Triggered, {"job_id": new_id, "status": status})
 
 
 @Op(
@@ -182,16 +165,16 @@ def jobs(
     limit: PageSize = 50,
     after: Cursor | None = None,
     **filters: Unpack[Filters],
-) -> Jobs:
+) -> model.Jobs:
     """List the jobs that pass all filters, the newest change first (or by key)."""
     page = stats.jobs(call.conn, stats.Wanted(sort=sort, **filters), limit, after)
-    return made(Jobs, {"jobs": page.jobs, "next": page.next, "advice": page.advice})
+    return made(model.Jobs, {"jobs": page.jobs, "next": page.next, "advice": page.advice})
 
 
 @Op("GET /tally", command="tally", examples=("dataloader tally -s 'load status:dead'",))
-def tally(call: Call, **filters: Unpack[Filters]) -> Tally:
+def tally(call: Call, **filters: Unpack[Filters]) -> model.Tally:
     """Count the jobs of a list: each job counts as one kind."""
-    return made(Tally, tallies.tally(call.conn, stats.Wanted(**filters)))
+    return made(model.Tally, tallies.tally(call.conn, stats.Wanted(**filters)))
 
 
 @Op("GET /suggestions")
@@ -200,46 +183,46 @@ def suggest(
     q: Annotated[
         str, Field(max_length=LENGTH, description="the text in the search box; its last word is completed"), Storable
     ],
-) -> Suggestions:
+) -> model.Suggestions:
     """How the text of a search box may go on: up to 8 each of fields, statuses, tasks, queues and keys."""
-    return Suggestions(suggestions=tallies.suggest(call.conn, q))
+    return model.Suggestions(suggestions=tallies.suggest(call.conn, q))
 
 
 @Op("GET /jobs/{job_id}")
-def job(call: Call, job_id: JobId) -> Job:
+def job(call: Call, job_id: JobId) -> model.Job:
     """One job with all that is known of it; secrets in its args are masked."""
-    return made(Job, known(stats.job(call.conn, job_id), "job"))
+    return made(model.Job, known(stats.job(call.conn, job_id), "job"))
 
 
 @Op("GET /jobs/{job_id}/status", scope=("read", "trigger"))
-def status(call: Call, job_id: JobId) -> Status:
+def status(call: Call, job_id: JobId) -> model.Status:
     """One job as it is now, without its args and keys."""
     return _status(call, lifecycle.status(call.conn, job_id))
 
 
-def _status(call: Call, row: dict[str, Any] | None) -> Status:
+def _status(call: Call, row: dict[str, Any] | None) -> model.Status:
     job = known(row, "job")
-    return made(Status, job if call.may_read else lifecycle.without_holders(job))
+    return made(model.Status, job if call.may_read else lifecycle.without_holders(job))
 
 
 @Op("GET /jobs/{job_id}/result", scope=("read", "trigger"))
-def result(call: Call, job_id: JobId) -> Result:
+def result(call: Call, job_id: JobId) -> model.Result:
     """The value that a job's pipeline has returned; null before the job has succeeded, or where that is None."""
-    return made(Result, known(stats.result(call.conn, job_id), "job"))
+    return made(model.Result, known(stats.result(call.conn, job_id), "job"))
 
 
 @Op("GET /jobs/{job_id}/family")
-def family(call: Call, job_id: JobId) -> Family:
+def family(call: Call, job_id: JobId) -> model.Family:
     """The first 50 jobs that this one waits for, or has waited for, and the first 50 that wait for this one."""
     known(lifecycle.status(call.conn, job_id), "job")
-    return made(Family, parents.family(call.conn, job_id))
+    return made(model.Family, parents.family(call.conn, job_id))
 
 
 @Op("GET /jobs/{job_id}/prediction")
-def predict(call: Call, job_id: JobId) -> JobPrediction:
+def predict(call: Call, job_id: JobId) -> model.JobPrediction:
     """When a job will end, the range of that, and how right such predictions were in its queue."""
     row = known(predictions.job(call.conn, job_id), "job")
-    return made(JobPrediction, predictions.job_prediction(call.outlook(call.conn, row["queue"]), row))
+    return made(model.JobPrediction, predictions.job_prediction(call.outlook(call.conn, row["queue"]), row))
 
 
 @Op("GET /jobs/{job_id}/events")
@@ -249,12 +232,12 @@ def job_events(
     after: Annotated[int, Field(ge=-BIGINT_MAX, le=BIGINT_MAX, description="rows with a greater `event_id`")]
     | None = None,
     limit: PageSize = 200,
-) -> JobEvents:
+) -> model.JobEvents:
     """The journal of one job, the oldest event first."""
     rows = stats.events(call.conn, job_id, after or 0, limit)
     if not rows:
         known(lifecycle.status(call.conn, job_id), "job")
-    return made(JobEvents, {"events": rows, "next": rows[-1]["event_id"] if len(rows) == limit else None})
+    return made(model.JobEvents, {"events": rows, "next": rows[-1]["event_id"] if len(rows) == limit else None})
 
 
 @Op("GET /jobs/{job_id}/logs")
@@ -273,15 +256,15 @@ def logs(
     | None = None,
     attempt: Attempt | None = None,
     limit: Annotated[int, Field(ge=1, le=logs_of.PAGE, description="at most so many")] = logs_of.PAGE,
-) -> JobLogs:
+) -> model.JobLogs:
     """Show the lines that the runs of one job have written, the oldest first."""
     page = logs_of.page(call.conn, job_id, after, attempt, limit)
     if not page.rows:
         known(lifecycle.status(call.conn, job_id), "job")
-    return made(JobLogs, {"lines": page.rows, "next": page.next})
+    return made(model.JobLogs, {"lines": page.rows, "next": page.next})
 
 
-def _canceled(answer: Status) -> str:
+def _canceled(answer: model.Status) -> str:
     if answer.is_final:
         return "the job is canceled" if answer.status == "canceled" else f"the job is {answer.status} already"
     return "the job is asked to stop"
@@ -294,7 +277,7 @@ def cancel(
     force: Annotated[
         bool, Field(description="interrupt a running job, and kill it where that does not stop it")
     ] = False,
-) -> Status:
+) -> model.Status:
     """Cancel a queued job, ask a running one to stop, leave a finished one; the answer is its status.
 
     A running job stops at its next safe point, with `force` wherever it is.
@@ -308,14 +291,14 @@ def cancel(
     errors=(409,),
     repeatable=False,
 )
-def requeue(call: Call, job_id: JobId) -> Status:
+def requeue(call: Call, job_id: JobId) -> model.Status:
     """Queue an ended job again, with a fresh budget of attempts; any other job is a conflict."""
     _change(call, "requeue", job_id, "only a job that has ended can be requeued")
     return status(call, job_id)
 
 
 @Op("POST /jobs/{job_id}/run-now", done="the job may run now", errors=(409,), repeatable=False)
-def run_now(call: Call, job_id: JobId) -> Status:
+def run_now(call: Call, job_id: JobId) -> model.Status:
     """Make a queued job due now, before its time; a job that is not queued is a conflict."""
     _change(call, "run-now", job_id, "only a queued job can be made due")
     return status(call, job_id)
@@ -328,14 +311,14 @@ def run_now(call: Call, job_id: JobId) -> Status:
     errors=(409,),
     repeatable=False,
 )
-def delete(call: Call, job_id: JobId) -> Deleted:
+def delete(call: Call, job_id: JobId) -> model.Deleted:
     """Delete a job that is not running, and its journal; one that runs is a conflict."""
     _change(call, "delete", job_id, "a running job cannot be deleted: cancel it first")
-    return Deleted(job_id=job_id, deleted=True)
+    return model.Deleted(job_id=job_id, deleted=True)
 
 
 @Op("POST /jobs/bulk/cancel", scope=("trigger", "operate"), repeatable=False)
-def cancel_jobs(call: Call, job_ids: JobIds, force: bool = False) -> BulkOutcomes:
+def cancel_jobs(call: Call, job_ids: JobIds, force: bool = False) -> model.BulkOutcomes:
     """Cancel up to 1,000 jobs."""
     return _outcomes(job_ids, operations.change(call.conn, "cancel", job_ids, call.by, force=force))
 
@@ -343,7 +326,7 @@ def cancel_jobs(call: Call, job_ids: JobIds, force: bool = False) -> BulkOutcome
 @Op("POST /jobs/bulk/{verb}", repeatable=False, errors=(404,))
 def change_jobs(
     call: Call, verb: Literal["requeue", "start-over", "run-now", "delete"], job_ids: JobIds
-) -> BulkOutcomes:
+) -> model.BulkOutcomes:
     """Change up to 1,000 jobs, each as the order to a single job does.
 
     `start-over` requeues jobs, which begin at the start and not at their checkpoints.
@@ -354,12 +337,12 @@ def change_jobs(
 @Op("POST /jobs/bulk/preview")
 def preview(
     call: Call, order: OrderName, matching: Matching | None = None, job_ids: NamedJobs | None = None
-) -> Preview:
+) -> model.Preview:
     """Count what an order would change, and what it would leave alone and why; changes nothing.
 
     The order is for the jobs of a list (`matching`), or for up to 1,000 named ones.
     """
-    return made(Preview, bulk.preview(call.conn, order, _target(matching, job_ids)))
+    return made(model.Preview, bulk.preview(call.conn, order, _target(matching, job_ids)))
 
 
 @Op("POST /jobs/bulk", errors=(409,))
@@ -372,13 +355,13 @@ def order_jobs(
     matching: Matching | None = None,
     job_ids: NamedJobs | None = None,
     after: Cursor | None = None,
-) -> BulkChanged:
+) -> model.BulkChanged:
     """Change up to 1,000 of the jobs that a preview has counted; a job that has changed since stays as it is.
 
     A list that has more jobs for the order than its preview had is a conflict.
     """
     step = bulk.change(call.conn, order, _target(matching, job_ids), confirmation, call.by, after)
-    return BulkChanged(order=order, changed=step.changed, next=step.next)
+    return model.BulkChanged(order=order, changed=step.changed, next=step.next)
 
 
 def _target(matching: Filters | None, job_ids: Sequence[UUID] | None) -> bulk.Target:
@@ -399,6 +382,6 @@ def _change(call: Call, verb: str, job_id: UUID, rule: str) -> None:
         raise NotAllowed(f"the job is {outcome}; {rule}")
 
 
-def _outcomes(job_ids: Sequence[UUID], outcomes: Mapping[UUID, str]) -> BulkOutcomes:
+def _outcomes(job_ids: Sequence[UUID], outcomes: Mapping[UUID, str]) -> model.BulkOutcomes:
     """Each outcome, in the order of the request."""
-    return made(BulkOutcomes, {"jobs": [{"job_id": job_id, "outcome": outcomes[job_id]} for job_id in job_ids]})
+    return made(model.BulkOutcomes, {"jobs": [{"job_id": job_id, "outcome": outcomes[job_id]} for job_id in job_ids]})

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from flask import Flask
 from pydantic import BaseModel, TypeAdapter
@@ -22,8 +22,9 @@ from dataloader import config, ops
 from dataloader.api import create_app, dispatch
 from dataloader.api.web.endpoint import JSON
 from dataloader.api.web.long_poll import StatusQuery
-from dataloader.model.farm import Health, Info, Problem, Ready, Running
+from dataloader.model.farm import Fault
 from dataloader.model.jobs import Status
+from dataloader.model.kinds import Answer
 from dataloader.ops.errors import KINDS
 from dataloader.ops.types import PRINTABLE
 
@@ -78,6 +79,59 @@ class Operation:
     errors: tuple[int, ...] = ()
     uses_database: bool = True
     leads_to_jobs: str | None = None  # where in the answer there is the id of a job
+
+
+# --- the answers of views that no operation declares ---
+
+
+class Health(Answer):
+    """The process answers."""
+
+    status: Literal["healthy"]
+
+
+class Info(Answer):
+    """The service and its version."""
+
+    service: str
+    version: str
+    environment: str
+
+
+class Running(Answer):
+    """How long this process has run, in seconds."""
+
+    status: Literal["running"]
+    service: str
+    version: str
+    uptime: float
+
+
+class Checks(Answer):
+    """The checks of the service; all have passed, else the answer is a 503."""
+
+    database: Literal["ok"]
+    schema: Literal["ok"]
+    draining: Literal[False]
+
+
+class Ready(Answer):
+    """Requests may be sent here."""
+
+    status: Literal["ready"]
+    checks: Checks
+
+
+class Problem(Answer):
+    """Every answer that is not a success (RFC 9457)."""
+
+    type: Annotated[str, "/problems/ and the kind, which never changes"]
+    title: str
+    status: int
+    detail: str
+    instance: str
+    request_id: str
+    errors: list[Fault]
 
 
 # The endpoints that are made by hand.

@@ -1,10 +1,10 @@
-"""The farm as a whole: workers, the database, receivers of alerts, the service itself."""
+"""The farm as a whole: workers, the database, receivers of alerts, a fault of a request."""
 
 from __future__ import annotations
 
 from dataclasses import field
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated
 from uuid import UUID
 
 from dataloader.model.kinds import ALERTS, SHAPES, Answer, Count, Progress
@@ -156,59 +156,9 @@ class Database(Answer):
     blockers: list[Blocker] = field(default_factory=list)
 
 
-class Health(Answer):
-    """The process answers."""
-
-    status: Literal["healthy"]
-
-
-class Info(Answer):
-    """The service and its version."""
-
-    service: str
-    version: str
-    environment: str
-
-
-class Running(Answer):
-    """How long this process has run, in seconds."""
-
-    status: Literal["running"]
-    service: str
-    version: str
-    uptime: float
-
-
-class Checks(Answer):
-    """The checks of the service; all have passed, else the answer is a 503."""
-
-    database: Literal["ok"]
-    schema: Literal["ok"]
-    draining: Literal[False]
-
-
-class Ready(Answer):
-    """Requests may be sent here."""
-
-    status: Literal["ready"]
-    checks: Checks
-
-
 class Fault(Answer):
     """One thing wrong in a request."""
 
     pointer: Annotated[str, "JSON pointer (RFC 6901) into the body, `/name` of a parameter, or empty"]
     code: str
     message: str
-
-
-class Problem(Answer):
-    """Every answer that is not a success (RFC 9457)."""
-
-    type: Annotated[str, "/problems/ and the kind, which never changes"]
-    title: str
-    status: int
-    detail: str
-    instance: str
-    request_id: str
-    errors: list[Fault]

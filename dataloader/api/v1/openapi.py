@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from flask import Blueprint, Response, render_template, request
+from flask import Blueprint, Response, render_template, request, send_from_directory
 
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import JSON
 
 DOCUMENT = Path(__file__).with_name("openapi.json")
-blueprint = Blueprint("docs", __name__, static_folder="swagger", static_url_path="/docs/assets")
+blueprint = Blueprint("docs", __name__)
 
 
 @blueprint.get("/openapi.json")
@@ -29,3 +29,10 @@ def openapi() -> Response:
 def page() -> str:
     """The page to read and try the document; it loads nothing from other hosts."""
     return render_template("api_docs.html")
+
+
+@blueprint.get("/docs/assets/<path:filename>")
+@auth.require()
+def static(filename: str) -> Response:
+    """A file of the page."""
+    return send_from_directory(DOCUMENT.with_name("swagger"), filename)

@@ -167,11 +167,8 @@ def _wanted() -> tuple[str, ...] | None:
     if request.url_rule is None or request.endpoint is None:
         return None
     view = current_app.view_functions[request.endpoint]
-    if (marked := getattr(view, "scopes", None)) is not None:
-        return tuple(marked) or None
-    if request.endpoint == "docs.static":  # Flask's own view, which no decorator marks
-        return None
-    return ("read",) if request.method in SAFE else ("operate",)
+    usual = ("read",) if request.method in SAFE else ("operate",)
+    return tuple(getattr(view, "scopes", usual)) or None
 
 
 def _recognise() -> None:

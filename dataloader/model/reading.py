@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import datetime
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 R = TypeVar("R")
@@ -44,8 +43,6 @@ def _value(wanted: Any, value: Any, name: str) -> Any:
     origin, args = get_origin(wanted), get_args(wanted)
     if wanted is Any:
         return value
-    if origin is Annotated:
-        return _value(args[0], value, name)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in args:
             return None
@@ -70,7 +67,7 @@ def _plain(kind: Any, value: Any, name: str) -> Any:
             return float(value)
     except (TypeError, ValueError, AttributeError):
         raise NotUnderstood(f"{name}: it is of another kind") from None
-    if not isinstance(value, Mapping if kind is Mapping else kind):
+    if not isinstance(value, kind):
         raise NotUnderstood(f"{name}: it is of another kind")
     return value
 
@@ -79,26 +76,15 @@ def _answer(kind: Any, document: Any, name: str) -> Any:
     if not isinstance(document, dict):
         raise NotUnderstood(f"{name}: it should be an object")
     given = {}
-    for field, wanted, has_default, may_be_none in _fields(kind):
-        if field in document:
-            given[field] = _value(wanted, document[field], field)
-        elif not has_default:
-            if not may_be_none:
-                raise NotUnderstood(f"{name}: {field} is missing")
-            given[field] = None
+    for each in fields(kind):
+        wanted = _hints(kind)[each.name]
+        if each.name in document:
+            given[each.name] = _value(wanted, document[each.name], each.name)
+        elif each.default is MISSING and each.default_factory is MISSING:
+            if not (wanted is Any or type(None) in get_args(wanted)):
+                raise NotUnderstood(f"{name}: {each.name} is missing")
+            given[each.name] = None
     return kind(**given)
 
 
-@cache
-def _fields(kind: Any) -> list[tuple[str, Any, bool, bool]]:
-    """The name, the type, whether there is a default and whether None is allowed, of each field."""
-    hints = get_type_hints(kind)
-    return [
-        (
-            each.name,
-            hints[each.name],
-            each.default is not MISSING or each.default_factory is not MISSING,
-            hints[each.name] is Any or type(None) in get_args(hints[each.name]),
-        )
-        for each in fields(kind)
-    ]
+_hints = cache(get_type_hints)

@@ -29,7 +29,7 @@ from dataloader.queue import logs as of_logs
 from dataloader.queue.job import GROUPS, STATUSES, TALLIED
 from dataloader.queue.plans import backfills as of_backfills
 from dataloader.queue.plans import schedules as of_schedules
-from dataloader.queue.reports import alerts, predictions, runs, stats, tallies, waiting, words
+from dataloader.queue.reports import alerts, predictions, runs, stats, tallies, waiting
 from dataloader.queue.reports import errors as of_errors
 from dataloader.queue.reports import keys as of_keys
 from dataloader.queue.reports import timeline as of_timeline
@@ -225,7 +225,7 @@ def jobs() -> ResponseReturnValue:
         given=given | local,
         is_filtered=any(value for name, value in given.items() if name != "sort"),
         statuses={status: f"{status}: {GROUPS[status]}" if status in GROUPS else status for status in STATUSES},
-        more={name: _label(name) for name in FILTERS[3:]},
+        more=FILTERS[3:],
         shows_more=any(given[name] for name in (*FILTERS[3:], "since", "until")),
         jobs=page.jobs,
         mistake=mistake,
@@ -287,7 +287,6 @@ def job(job_id: UUID) -> Response:
     return show(
         "job.html",
         job=row,
-        facts=_facts(row),
         **_result(returned),
         **written,
         family=family,
@@ -389,48 +388,6 @@ def _result(returned: Mapping[str, Any] | None) -> dict[str, Any]:
     return {"result": text[:RESULT_SHOWN], "result_goes_on": len(text) > RESULT_SHOWN}
 
 
-# Fields that the job's page shows elsewhere than in the list of facts.
-_ELSEWHERE = {"job_id", "status", "task", "queue", "lock_key", "attempt", "max_attempts", "claimed_by"}
-_ELSEWHERE |= {"args", "progress", "error", "waiting_for", "schedule", "checkpoint"}
-# A field without a label here has its name.
-_LABELS = {
-    "partition_key": "Partition",
-    "created_at": "Created",
-    "available_at": "Not before",
-    "started_at": "First started",
-    "heartbeat_at": "Last heartbeat",
-    "finished_at": "Finished",
-    "run_sec": "Last run took",
-    "timeout_sec": "Time limit",
-    "lease_ttl_sec": "Lease",
-    "lease_expires_at": "Lease until",
-    "backoffs": "Back-offs",
-    "cancel_requested": "Asked to stop",
-    "cancel_forced": "By force",
-}
-
-
-def _facts(job: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
-    """Every other field of a job: its name, its label, its value."""
-    facts = []
-    for name, value in job.items():
-        if name not in _ELSEWHERE:
-            if isinstance(value, bool):
-                value = "yes" if value else "no"
-            elif name.endswith("_sec"):
-                value = words.duration(value)
-            elif isinstance(value, list):
-                value = ", ".join(value)
-            elif name == "available_at" and job["blocked_on"] == "parent":  # the queue's far-off date would mislead
-                value = "the end of its parents"
-            facts.append((name, _label(name), words.NOTHING if value in (None, "") else value))
-    return facts
-
-
-def _label(field: str) -> str:
-    return _LABELS.get(field) or field.replace("_", " ").capitalize()
-
-
 @blueprint.get("/keys")
 def keys() -> Response:
     """The keys of an ordered queue that have queued jobs, by name; the address holds the queue and the page."""
@@ -489,17 +446,16 @@ def _next(endpoint: str, following: str | None, **of: Any) -> dict[str, Any]:
 @blueprint.get("/queues/<anything:queue>")
 def queue(queue: str) -> Response:
     """One queue: its figures, its buttons, its dead, running, retried and scheduled jobs."""
-    queue, lists = named_queue(queue), []
-    first_keys: Rows = []
+    queue, first_keys = named_queue(queue), list[dict[str, Any]]()
+    lists: dict[str, Rows] = {}
     with session() as conn:
         row = _queue_row(conn, queue)
         with suppress(of_keys.NotOrdered):  # not any more
             first_keys = of_keys.page(conn, queue, LISTED).rows if row["ordered"] else []
         ending = predictions.queue_prediction(cache.outlook(conn, queue))
         late = predictions.late(conn, queue, LISTED) if row["at_risk"] else []
-        for status, *texts in _LISTS:
-            page = stats.jobs(conn, stats.Wanted(queue=queue, status=status), LISTED, scan=stats.SCAN)
-            lists.append((status, *texts, page.jobs))
+        for status in ("dead", "running", "retries", "scheduled"):
+            lists[status] = stats.jobs(conn, stats.Wanted(queue=queue, status=status), LISTED, scan=stats.SCAN).jobs
     return show(
         "queue.html",
         name=queue,
@@ -578,11 +534,3 @@ def activity() -> Response:
     """The page lists dead jobs, recoveries, operators' changes and starts of workers, of all hosts."""
     entries, complete_since = lately(of_timeline.activity)
     return show("activity.html", entries=entries, complete_since=complete_since, kinds=of_timeline.KINDS)
-
-
-_LISTS = (
-    ("dead", "Dead", "All dead jobs", "No job of this queue is dead."),
-    ("running", "Running", "All running jobs", "No job of this queue runs."),
-    ("retries", "Retries", "All retries", "No job of this queue waits for a retry."),
-    ("scheduled", "Scheduled", "All scheduled jobs, also retries in back-off", "No job of this queue is scheduled."),
-)

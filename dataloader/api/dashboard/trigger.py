@@ -9,7 +9,7 @@ from uuid import UUID
 from flask import Blueprint, Response, g, request, url_for
 
 from dataloader import log
-from dataloader.api.dashboard import forms
+from dataloader.api.dashboard.forms import Form
 from dataloader.api.dashboard.render import chosen_zone, show
 from dataloader.api.dispatch import calling
 from dataloader.api.web import auth
@@ -45,7 +45,7 @@ def task_form(job_id: UUID | None = None) -> Response:
         "trigger.html",
         task=old["task"],
         is_known=is_known,
-        fields=forms.inputs(schema, args, chosen_zone()),
+        fields=Form(schema, args, chosen_zone()).inputs,
         of_job={name: old[name] for name in OF_JOB},
         job_id=job_id,
         address=url_for(".run_again", job_id=job_id) if job_id else url_for(".trigger_job"),
@@ -60,8 +60,7 @@ def trigger_job(job_id: UUID | None = None) -> Response:
     with calling() as call:
         old, old_args = _old(call.conn, job_id) if job_id else ({"task": request.form.get("task", "")}, None)
         _, schema = _schema(call.conn, old["task"])
-        inputs = forms.inputs(schema, old_args, chosen_zone())
-        args = forms.args_of(inputs, request.form, schema, old_args or {}, chosen_zone())
+        args = Form(schema, old_args, chosen_zone()).args(request.form)
         shown = {name: value.strip() if isinstance(value, str) else value for name, value in log.masked(old).items()}
         changes = {name: value for name, value in _job_fields().items() if name not in shown or value != shown[name]}
         fields = document(json.dumps(old | changes | {"args": args}).encode())  # with the guards on a body

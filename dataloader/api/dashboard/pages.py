@@ -91,15 +91,7 @@ def _read_overview(conn: db.Connection) -> tuple[dict[str, Any], Rows, dict[str,
 @blueprint.get("/workers")
 def workers() -> Response:
     with session() as conn:
-        rows = _alive_first(stats.workers(conn))
-    live = [worker for worker in rows if worker["is_live"]]
-    return show(
-        "workers.html",
-        workers=rows,
-        live=len(live),
-        busy=sum(worker["job_id"] is not None for worker in live),
-        hosts=len({worker["host"] for worker in live}),
-    )
+        return show("workers.html", workers=_alive_first(stats.workers(conn)))
 
 
 @blueprint.get("/postgres")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from threading import Lock
 from time import monotonic
 from typing import Any, Generic, TypeVar
@@ -14,9 +15,7 @@ from dataloader.api.web.endpoint import session
 from dataloader.queue import operations
 from dataloader.queue.db import Conn
 from dataloader.queue.plans import backfills
-from dataloader.queue.plans.plan import Rows
 from dataloader.queue.reports import predictions
-from dataloader.queue.reports.predictions import Outlook
 
 T = TypeVar("T")
 FRESH_SEC = 1.0
@@ -65,21 +64,20 @@ def ask(read: Callable[..., T], *of: Any, fresh_sec: float = FRESH_SEC) -> T:
     return _shared((read, of), question, fresh_sec)
 
 
-def outlook(conn: Conn, queue: str) -> Outlook:
-    """The outlook on a queue, up to twice OUTLOOKS_FRESH_SEC old."""
-    return _shared(("outlook", queue), lambda: predictions.outlook(conn, queue), OUTLOOKS_FRESH_SEC)
+def _kept(read: Callable[..., T], fresh_sec: float, conn: Conn, *of: Any) -> T:
+    """The answer to `read(conn, *of)`, up to twice `fresh_sec` old."""
+    return _shared((read, of), lambda: read(conn, *of), fresh_sec)
 
 
-def counts(conn: Conn, backfill: str) -> Rows:
-    """The counts of a large backfill's partitions, up to twice COUNTS_FRESH_SEC old."""
-    return _shared(("counts", backfill), lambda: backfills.counts(conn, backfill), COUNTS_FRESH_SEC)
+outlook = partial(_kept, predictions.outlook, OUTLOOKS_FRESH_SEC)
+counts = partial(_kept, backfills.counts, COUNTS_FRESH_SEC)  # of the partitions of a large backfill
 
 
 def schemas(conn: Conn, tasks: Collection[str]) -> Mapping[str, str | None]:
     """The schemas of the args of these tasks, about FRESH_SEC old: a trigger costs no question of its own."""
     if len(tasks) > TASKS:
         return operations.args_schemas(conn, tasks)
-    return _shared(("schemas", frozenset(tasks)), lambda: operations.args_schemas(conn, tasks), FRESH_SEC)
+    return _kept(operations.args_schemas, FRESH_SEC, conn, frozenset(tasks))
 
 
 def _shared(key: Any, question: Callable[[], T], fresh_sec: float) -> T:

@@ -39,6 +39,7 @@ class Command(click.Command):
     def __init__(self, *args: Any, examples: Sequence[str] = (), **options: Any) -> None:
         super().__init__(*args, **options)
         self.examples = tuple(examples)
+        self.short_help = self.get_short_help_str(SUMMARY_MOST)  # click does not cut this one
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(ctx, formatter)
@@ -65,9 +66,6 @@ class Group(Command, click.Group):
         if self._is_short and (not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names)):
             args = [str(self._default), *args]
         return super().parse_args(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_commands(ctx, formatter, self, "Commands", self.list_commands(ctx))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -105,15 +103,6 @@ def like(word: str, names: Iterable[str]) -> list[str]:
 
 def did_you_mean(names: Sequence[str]) -> str:
     return f"Did you mean {' or '.join(map(repr, names))}?"
-
-
-def write_commands(
-    ctx: click.Context, formatter: click.HelpFormatter, group: click.Group, title: str, names: Sequence[str]
-) -> None:
-    """A section with the commands of these names, each with its whole first sentence."""
-    commands = [(name, command) for name in names if (command := group.get_command(ctx, name)) and not command.hidden]
-    with formatter.section(title):
-        formatter.write_dl([(name, command.get_short_help_str(SUMMARY_MOST)) for name, command in commands])
 
 
 @contextmanager

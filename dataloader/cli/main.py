@@ -95,7 +95,9 @@ class _Main(base.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         programs = [name for name in self.list_commands(ctx) if name not in _MODULES]
         for title, names in (("Programs", programs), ("What people ask of a farm", list(_MODULES))):
-            base.write_commands(ctx, formatter, self, title, names)
+            commands = [(name, self.get_command(ctx, name)) for name in names]
+            with formatter.section(title):
+                formatter.write_dl([(name, command.get_short_help_str()) for name, command in commands if command])
 
 
 def _is_of_output(error: OSError) -> bool:

@@ -48,7 +48,6 @@ CELLS = 2_000  # partitions of one page: five years of days
 RESULT_SHOWN = 10_000  # characters of a result on its job's page
 LATEST = 10  # jobs of a task on its page
 RUNS = 100  # of the timeline's table
-REASON_SHOWN = 160  # in characters
 FILTERS = (*fields.FILTERS, "error_group")
 OF_LIST = (*FILTERS, "q", "status", "since", "until", "sort")  # the parameters of a list, beside its page
 Rows = list[dict[str, Any]]
@@ -273,7 +272,6 @@ def job(job_id: UUID) -> Response:
     entries = [event for event in events if event["kind"] != "heartbeat"]
     attempts = stats.attempts(events)
     now = datetime.now(UTC)
-    waits = waiting.words(row["waiting_for"], now)
     is_running = attempts and attempts[-1].ended_at is None
     run_sec = (now - attempts[-1].started_at).total_seconds() if is_running else None
     return show(
@@ -285,8 +283,7 @@ def job(job_id: UUID) -> Response:
         family_most=parents.SHOWN,
         ending=None if is_stuck else ending,
         reasons=predictions.REASONS,
-        waiting=waits,
-        reason=reason_of(row, waits),
+        waiting=waiting.words(row["waiting_for"], now),
         holder=waiting_for.get("job_id"),
         is_ordered=is_ordered,
         run_sec=run_sec,
@@ -299,17 +296,6 @@ def job(job_id: UUID) -> Response:
         buttons=actions.job_buttons(row, is_stuck),
         **again.links(events),
     )
-
-
-def reason_of(job: Mapping[str, Any], waiting: str) -> str:
-    """The reason of the job's state in one line: its wait, the request to stop, or its error; "" if there is none."""
-    if job["status"] == "queued":
-        text = waiting
-    elif job["status"] == "running":
-        text = "asked to stop" if job["cancel_requested"] else ""
-    else:
-        text = "" if job["status"] == "succeeded" else formats.first_line(job["error"] or "")
-    return formats.clipped(text, REASON_SHOWN)
 
 
 def remaining_sec(job: Mapping[str, Any], run_sec: float | None) -> float | None:

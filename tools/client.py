@@ -57,7 +57,8 @@ def text() -> str:
     words: dict[str, Any] = {"JobWords": JobWords} | {kind.__name__: kind for each in found if (kind := _words(each))}
     imports = sorted({line for each in found for line in _imports(each)})
     kinds = sorted(words.values(), key=lambda kind: len(get_type_hints(kind)))
-    dicts = [*(_typed_dict(kind, kinds) for kind in kinds), _trigger_fields()]
+    dicts = [_typed_dict(kind.__name__, kind.__doc__, _fields(kind), kinds) for kind in kinds]
+    dicts.append(_typed_dict("TriggerFields", "The fields of a new job (docs/api.md).", _trigger_fields(), kinds))
     made = [each for each in found if each.name not in BY_HAND]
     head = HEAD.format(imports="\n".join(imports))
     parts = [head, *dicts, BASE, *map(_method, made), ""]
@@ -72,26 +73,23 @@ def _words(op: Op) -> Any:
     return None
 
 
-def _typed_dict(kind: Any, others: Collection[Any]) -> str:
-    """The TypedDict; one of `others` of which it has all fields is its base."""
-    hints = _fields(kind)
+def _typed_dict(name: str, doc: str | None, hints: dict[str, str], others: Collection[Any]) -> str:
+    """A TypedDict of these fields; the largest of `others` whose fields are all among them is its base."""
     bases = [other for other in others if _fields(other).items() < hints.items()]  # the largest is the last
     inherited = _fields(bases[-1]) if bases else {}
-    head = f"class {kind.__name__}({bases[-1].__name__ if bases else 'TypedDict'}, total=False):"
+    head = f"class {name}({bases[-1].__name__ if bases else 'TypedDict'}, total=False):"
     fields = [f"    {name}: {hint}" for name, hint in hints.items() if name not in inherited]
-    return "\n".join([head, f'    """{kind.__doc__}"""', "", *fields, "", ""])
+    return "\n".join([head, f'    """{doc}"""', "", *fields, "", ""])
 
 
 def _fields(kind: Any) -> dict[str, str]:
     return {name: _plain(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
 
 
-def _trigger_fields() -> str:
+def _trigger_fields() -> dict[str, str]:
     """The fields of a new job but for its task, of which the client needs none."""
     each = [each for name, each in ops.load()["trigger"].parameters.items() if name != "task"]
-    fields = [f"    {field.name}: {_plain(field.annotation | None)}" for field in each]
-    head = ["class TriggerFields(TypedDict, total=False):", '    """The fields of a new job (docs/api.md)."""', ""]
-    return "\n".join([*head, *fields, "", ""])
+    return {field.name: _plain(field.annotation | None) for field in each}
 
 
 def _imports(op: Op) -> Iterator[str]:

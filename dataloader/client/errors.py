@@ -111,7 +111,7 @@ def from_answer(status: int, reason: str, document: Any, retry_after: float | No
     problem: Mapping[str, Any] = document if isinstance(document, dict) else {}
     listed = problem.get("errors")
     faults = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
-    kind = _text(problem.get("type")).rpartition("/")[2]
+    names, kind = ("pointer", "code", "message"), _text(problem.get("type")).rpartition("/")[2]
     named = QueueFull if status == 429 and "queue" in kind else _KINDS.get(status)
     made = named or (Refused if 400 <= status < 500 else Unexpected)
     return made(
@@ -120,10 +120,7 @@ def from_answer(status: int, reason: str, document: Any, retry_after: float | No
         status=status,
         kind=kind,
         request_id=_text(problem.get("request_id")),
-        faults=tuple(
-            Fault(pointer=_text(each.get("pointer")), code=_text(each.get("code")), message=_text(each.get("message")))
-            for each in faults
-        ),
+        faults=tuple(Fault(**{name: _text(each.get(name)) for name in names}) for each in faults),
         retry_after=retry_after,
     )
 

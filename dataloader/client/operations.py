@@ -151,23 +151,15 @@ class ScheduleChange(ScheduleWords, total=False):
     task: str
 
 
-class TriggerFields(TypedDict, total=False):
+class TriggerFields(JobWords, total=False):
     """The fields of a new job (docs/api.md)."""
 
-    queue: str | None
-    lock_key: str | None
-    args: Mapping[str, Any] | Model | None
     idempotency_key: str | None
-    partition_key: str | None
     priority: int | None
     available_at: datetime | str | None
-    max_attempts: int | None
-    lease_ttl_sec: int | None
-    timeout_sec: int | None
     score: float | None
     producer: str | None
     consumer_group: str | None
-    affinity_key: str | None
     limits: Sequence[str] | None
     deadline: datetime | str | None
     depends_on: Sequence[UUID | str | int] | None

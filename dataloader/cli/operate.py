@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -21,7 +22,7 @@ from dataloader.cli.connection import Reached, may_be_new, reaching
 from dataloader.cli.watch import EXITS
 from dataloader.client.farm import BATCH
 from dataloader.exits import EXIT_FAILED
-from dataloader.model.jobs import BulkOutcome, Preview
+from dataloader.model.jobs import Preview
 from dataloader.model.kinds import OrderName
 from dataloader.ops.jobs import ORDERED
 from dataloader.queue import db
@@ -95,12 +96,10 @@ _order(
 
 
 def _change_named(reached: Reached, verb: OrderName, job_ids: list[UUID], force: bool) -> None:
-    outcomes: list[BulkOutcome] = []
-    for start in range(0, len(job_ids), BATCH):
-        batch = job_ids[start : start + BATCH]
-        outcomes += (
-            reached.farm.cancel_jobs(batch, force=force) if verb == "cancel" else reached.farm.change_jobs(verb, batch)
-        )
+    farm = reached.farm
+    order = partial(farm.cancel_jobs, force=force) if verb == "cancel" else partial(farm.change_jobs, verb)
+    batches = (job_ids[start : start + BATCH] for start in range(0, len(job_ids), BATCH))
+    outcomes = [each for batch in batches for each in order(batch)]
     known = {"done": ORDERED[verb].removesuffix(", with their journals"), "unknown": "there is no such job"}
     advice = _ADVICE.get(verb, "it has not ended")
     lines = [

@@ -46,8 +46,7 @@ class Lane(NamedTuple):
     rectangles: list[Rectangle]
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(NamedTuple):
     """A span up to now, in steps (seconds); `name` stands in the address, the words on the page."""
 
     name: str
@@ -58,13 +57,10 @@ class Range:
 
 
 RANGES = {
-    each.name: each
-    for each in (
-        Range("1h", "1 hour", "minute", 3_600, 60),
-        Range("6h", "6 hours", "5 minutes", 6 * 3_600, 300),
-        Range("24h", "24 hours", "15 minutes", 24 * 3_600, 900),
-        Range("7d", "7 days", "hour", 7 * 86_400, 3_600),
-    )
+    "1h": Range("1h", "1 hour", "minute", 3_600, 60),
+    "6h": Range("6h", "6 hours", "5 minutes", 6 * 3_600, 300),
+    "24h": Range("24h", "24 hours", "15 minutes", 24 * 3_600, 900),
+    "7d": Range("7d", "7 days", "hour", 7 * 86_400, 3_600),
 }
 DEFAULT_RANGE = "1h"
 

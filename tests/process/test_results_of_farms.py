@@ -15,7 +15,7 @@ from farming import Farm, LongJob, Program, until
 from hostile import QUEUE, Rows
 
 from dataloader.queue import args_schema, operations
-from dataloader.queue.reports import errors
+from dataloader.queue.reports import bulk, errors
 
 JOBS = 200
 # Each result that was not there when its job's end was written. The trigger of the test looks at that instant.
@@ -96,7 +96,7 @@ def test_runs_that_fail_for_one_cause_are_one_group_and_come_back_together(farm:
     assert (len(groups), groups[BOOM]["dead"], "hunter" in str(groups)) == (3, 3, False)
     assert farm.journal(same[0])[-1][1]["error_group"] == BOOM
     only = {"task": "errs", "error_group": BOOM}
-    assert operations.change_queue(farm.conn, "requeue-dead", "q", "test", only=only).changed == 3
+    assert bulk.change_queue(farm.conn, "requeue-dead", "q", "test", only=only).changed == 3
     for job_id in same:
         farm.wait(job_id, "failed")
 

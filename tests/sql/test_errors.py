@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dataloader.farm import failures
 from dataloader.queue import lifecycle, operations
-from dataloader.queue.reports import errors
+from dataloader.queue.reports import bulk, errors
 
 BOOM = "ValueError at load.py:step: row # is wrong"
 TEXTS = [
@@ -93,7 +93,7 @@ def test_a_job_without_attempts_keeps_the_group_of_what_spent_them(conn: Conn, w
 def test_a_killed_retry_keeps_its_group_and_one_without_an_error_gets_one(conn: Conn, worker: Worker) -> None:
     job_id, other = ended(conn, worker, "retry"), ended(conn, worker, "retry", lock_key="other")
     conn.execute("UPDATE dl_jobs SET error = NULL, error_group = NULL WHERE job_id = %s", (other,))
-    operations.change_queue(conn, "kill-retries", "q", "ann")
+    bulk.change_queue(conn, "kill-retries", "q", "ann")
     assert row(conn, job_id)["error_group"] == BOOM
     assert (row(conn, other)["error"], row(conn, other)["error_group"]) == ("killed by ann", "killed by hand")
 
@@ -109,7 +109,7 @@ def test_a_dead_row_of_another_service_is_in_the_group_of_its_text(conn: Conn) -
     job_id = plain(conn, status="failed", task="old")
     conn.execute("UPDATE dl_jobs SET error = 'no file 5', error_group = NULL WHERE job_id = %s", (job_id,))
     assert shown(conn) == {("old", "no file #"): (1, 0)}
-    assert operations.change_queue(conn, "requeue-dead", "q", "ann", only={"error_group": "no file #"}).changed == 1
+    assert bulk.change_queue(conn, "requeue-dead", "q", "ann", only={"error_group": "no file #"}).changed == 1
 
 
 def test_a_group_tells_its_jobs_times_hosts_and_latest_error(conn: Conn, worker: Worker) -> None:
@@ -156,7 +156,7 @@ def test_a_change_of_a_group_leaves_all_others_alone(conn: Conn, worker: Worker,
         ended(conn, worker, "fail", queue="r"),
     ]
     before = [row(conn, job_id)["status"] for job_id in others]
-    assert operations.change_queue(conn, change, "q", "ann", only={"task": "t", "error_group": BOOM}).changed == 1
+    assert bulk.change_queue(conn, change, "q", "ann", only={"task": "t", "error_group": BOOM}).changed == 1
     assert [row(conn, job_id)["status"] for job_id in others] == before == ["failed", "failed", "queued", "failed"]
     assert value(conn, "SELECT min(status::text) FROM dl_jobs WHERE job_id = %s", mine) == left
     if left:

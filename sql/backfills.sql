@@ -38,7 +38,7 @@ SELECT p.place, p.partition, {status_of} AS status, p.job_id, j.finished_at
  ORDER BY p.place LIMIT %(limit)s;
 
 -- name: lock
-SELECT * FROM dl_backfills WHERE name = %(name)s FOR UPDATE;
+SELECT *, now() AS now FROM dl_backfills WHERE name = %(name)s FOR UPDATE;
 
 -- name: add
 -- No row where the name is taken.
@@ -51,23 +51,9 @@ ON CONFLICT (name) DO NOTHING;
 INSERT INTO dl_partitions (backfill, place, partition)
 SELECT %(name)s, place, partition FROM unnest(%(partitions)s::text[]) WITH ORDINALITY AS listed (partition, place);
 
--- name: pause
--- A pause that stands keeps its time and its author. No more jobs are made.
-UPDATE dl_backfills SET paused_at = now(), paused_by = %(by)s, next_at = NULL
- WHERE name = %(name)s AND paused_at IS NULL;
-
--- name: resume
-UPDATE dl_backfills SET paused_at = NULL, paused_by = NULL, error = NULL, error_at = NULL,
-                        next_at = CASE WHEN made < total THEN now() END
- WHERE name = %(name)s AND paused_at IS NOT NULL;
-
--- name: cancel
--- The reaper cancels the jobs, a bunch a transaction.
-UPDATE dl_backfills SET canceled_at = now(), canceled_by = %(by)s, next_at = now(), error = NULL, error_at = NULL
- WHERE name = %(name)s AND canceled_at IS NULL;
-
--- name: set_most
-UPDATE dl_backfills SET max_running = %(max_running)s WHERE name = %(name)s;
+-- name: write
+-- The {changes} of a locked backfill.
+UPDATE dl_backfills SET {changes} WHERE name = %(name)s;
 
 -- name: is_open
 -- Whether a job of the backfill has not ended.

@@ -28,26 +28,12 @@ VALUES (%(name)s, 'people', %(cron)s, %(interval_sec)s, %(timezone)s, %(catch_up
         %(job)s::jsonb, %(next_due)s, %(by)s)
 ON CONFLICT (name) DO NOTHING;
 
--- name: change
--- Another definition: an error that the one before had says nothing of it.
-UPDATE dl_schedules
-   SET cron = %(cron)s, interval_sec = %(interval_sec)s, timezone = %(timezone)s, catch_up = %(catch_up)s,
-       overlap = %(overlap)s, jitter_sec = %(jitter_sec)s, job = %(job)s::jsonb, next_due = %(next_due)s,
-       changed_at = now(), changed_by = %(by)s, error = NULL, error_at = NULL, retry_at = NULL
- WHERE name = %(name)s;
+-- name: write
+-- The {changes} of a locked schedule.
+UPDATE dl_schedules SET {changes} WHERE name = %(name)s;
 
 -- name: remove
 DELETE FROM dl_schedules WHERE name = %(name)s;
-
--- name: pause
--- A pause that stands keeps its time and its author.
-UPDATE dl_schedules SET paused_at = now(), paused_by = %(by)s WHERE name = %(name)s AND paused_at IS NULL;
-
--- name: resume
--- From now on: the due times of the pause get no job.
-UPDATE dl_schedules SET paused_at = NULL, paused_by = NULL, next_due = %(next_due)s, error = NULL, error_at = NULL,
-                        retry_at = NULL
- WHERE name = %(name)s AND paused_at IS NOT NULL;
 
 -- name: publish
 -- The schedules that pipelines declare. A schedule that a person has made or changed stays; with the same timing the next
@@ -84,18 +70,6 @@ SELECT *, coalesce(%(now)s::timestamptz, now()) AS now FROM dl_schedules
 -- name: has_ended
 -- Whether the last job of a schedule has ended, or is gone.
 SELECT NOT EXISTS (SELECT FROM dl_jobs WHERE job_id = %(job_id)s AND status IN ('queued', 'running'));
-
--- name: made
--- Its due times up to now have their jobs; the transaction has added them.
-UPDATE dl_schedules
-   SET next_due = %(next_due)s, last_due = coalesce(%(last_due)s, last_due),
-       last_job_id = coalesce(%(last_job_id)s, last_job_id), skipped = skipped + %(skipped)s,
-       last_skipped = coalesce(%(last_skipped)s, last_skipped), error = NULL, error_at = NULL, retry_at = NULL
- WHERE name = %(name)s;
-
--- name: ran
--- A job that somebody has asked for: the next due time stays.
-UPDATE dl_schedules SET last_job_id = %(job_id)s WHERE name = %(name)s;
 
 -- name: failed
 -- Its due times stay due; the next try is some time later.

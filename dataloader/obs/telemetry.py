@@ -67,10 +67,7 @@ def _started(signal: Signal, make: Callable[[], T]) -> T | None:
 
 
 def _exporter(signal: Signal) -> Any:
-    """The exporter that the environment names; by default OTLP over HTTP.
-
-    Raises ImportError without the extra, ValueError for an unknown name.
-    """
+    """The exporter that the environment names, by default OTLP over HTTP; raises ImportError, ValueError."""
     given = _exporter_name(signal)
     name = _HTTP if given in ("", "otlp") else given
     known = {point.name: point for point in entry_points(group=f"opentelemetry_{signal}_exporter")}
@@ -122,10 +119,7 @@ class Runs:
         self._parts = parts
 
     def learn(self, parents: Callable[[], Mapping[UUID, str]], waits: Callable[[], Mapping[UUID, float]]) -> None:
-        """Keep what is wanted about the jobs that are about to run.
-
-        `parents` gives their traceparents, `waits` the seconds for which they were due when they were claimed.
-        """
+        """Keep what is wanted about the next jobs: the traceparents of `parents`, the seconds of `waits`."""
         for part in self._parts:
             if isinstance(part, Spans):
                 part.parents = parents()

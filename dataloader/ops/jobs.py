@@ -168,7 +168,7 @@ def jobs(
 ) -> model.Jobs:
     """List the jobs that pass all filters, the newest change first (or by key)."""
     page = stats.jobs(call.conn, stats.Wanted(sort=sort, **filters), limit, after)
-    return made(model.Jobs, {"jobs": page.jobs, "next": page.next, "advice": page.advice})
+    return made(model.Jobs, {"jobs": page.rows, "next": page.next, "advice": page.advice})
 
 
 @Op("GET /tally", command="tally", examples=("dataloader tally -s 'load status:dead'",))

@@ -48,10 +48,7 @@ def shown(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def restored(new: Any, old: Any, shown: Any) -> Any:
-    """PURE: `new`, with the parts of `old` where `new` has them as in `shown`, the masked `old`.
-
-    Raises ValueError where that is not clear.
-    """
+    """PURE: `new`, with parts of `old` where `new` has them as in `shown`, the masked `old`. Raises ValueError."""
     if _written(new) == _written(shown):  # 1 and true are equal, and not the same
         return old
     if isinstance(new, dict) and isinstance(old, dict) and isinstance(shown, dict):

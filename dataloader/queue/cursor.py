@@ -11,10 +11,11 @@ from dataloader.queue.job import storable
 
 
 class Page(NamedTuple):
-    """Some rows of a list, and the place at which the next page begins; None: there is none."""
+    """Some rows of a list, the place at which the next page begins (None: there is none), and `advice` for a search."""
 
     rows: list[dict[str, Any]]
     next: str | None
+    advice: str | None = None
 
 
 class WrongCursor(ValueError):

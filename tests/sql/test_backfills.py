@@ -64,7 +64,7 @@ def test_each_partition_gets_one_job_with_its_args_its_key_and_its_limit(conn: C
     days = [f"2019-01-0{day}" for day in range(1, 6)]
     jobs = conn.execute("SELECT partition_key, args ->> 'day' FROM dl_jobs ORDER BY 1").fetchall()
     assert jobs == [(day, day) for day in days]
-    (job,) = stats.jobs(conn, stats.Wanted(queue="q"), 1).jobs
+    (job,) = stats.jobs(conn, stats.Wanted(queue="q"), 1).rows
     assert (job["priority"], job["limits"], job["producer"]) == (200, ["cbr", "backfill:b"], "backfill b")
     assert value(conn, "SELECT payload ->> 'producer' FROM dl_job_events LIMIT 1") == "backfill b"
     assert value(conn, "SELECT most FROM dl_limits WHERE name = 'backfill:b'") == 3

@@ -84,5 +84,5 @@ def test_a_job_that_goes_on_has_no_time_of_an_end_and_is_listed_without_a_start(
         (Wanted(status="running"), every - {added}),
         (Wanted(sort="key"), every),
     ):
-        assert sorted(job["job_id"] for job in stats.jobs(conn, wanted).jobs) == sorted(expected)
+        assert sorted(job["job_id"] for job in stats.jobs(conn, wanted).rows) == sorted(expected)
     assert (row(conn, added)["finished_at"], row(conn, job_id)["finished_at"]) == (None, None)

@@ -393,7 +393,7 @@ def test_lists_of_dead_jobs_and_of_retries_sort_no_more_than_a_page_with_stale_s
         for status in ("dead", "failed", "lost", "retries")
         for more in ({}, {"task": "t"}, {"queue": "q3"}, {"queue": "q3", "task": "t"})
     ]
-    assert all(len(stats.jobs(conn, wanted, 50).jobs) == 50 for wanted in lists)
+    assert all(len(stats.jobs(conn, wanted, 50).rows) == 50 for wanted in lists)
     costs = {wanted: pages_read(conn, partial(stats.jobs, conn, wanted, 50)) for wanted in lists}
     assert {wanted: cost for wanted, cost in costs.items() if cost > 1_500} == {}
 

@@ -359,7 +359,7 @@ def test_a_reader_reads_everything_that_is_shown(conn: Conn, cast: Cast) -> None
         for status in STATUSES:
             stats.jobs(reader, stats.Wanted(status=status))
         stats.jobs(reader, stats.Wanted(sort="key"))
-        assert [job["job_id"] for job in stats.jobs(reader, stats.Wanted(status="running")).jobs] == [running]
+        assert [job["job_id"] for job in stats.jobs(reader, stats.Wanted(status="running")).rows] == [running]
         assert stats.overview(reader)["total"]["busy"] == 1
         for question in (stats.workers, stats.postgres, stats.totals):
             question(reader)

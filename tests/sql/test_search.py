@@ -112,9 +112,9 @@ def pages(conn: Conn, wanted: Wanted, limit: int = 50, scan: int | None = None) 
     after = None
     while True:
         page = stats.jobs(conn, wanted, limit, after, scan)
-        assert len(page.jobs) <= limit
+        assert len(page.rows) <= limit
         assert page.next is None or page.next != after
-        found += page.jobs
+        found += page.rows
         if (after := page.next) is None:
             return found
 

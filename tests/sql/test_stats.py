@@ -29,10 +29,10 @@ def test_a_page_is_full_unless_it_is_the_last(conn: Conn, monkeypatch: pytest.Mo
         conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now() WHERE substr(lock_key, 2)::int <= 200")
     for wanted, count in ((Wanted(partition_key="rare"), 5), (Wanted(partition_key="rare", status="dead"), 3)):
         first = stats.jobs(conn, wanted, 2)
-        assert len(first.jobs) == 2, wanted
+        assert len(first.rows) == 2, wanted
         assert len(pages(conn, wanted, 2)) == count
     none = stats.jobs(conn, Wanted(task="nobody's"), 50)
-    assert (none.jobs, none.next) == ([], None)
+    assert (none.rows, none.next) == ([], None)
 
 
 def test_a_page_whose_time_is_over_goes_on_with_the_next(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,10 +44,10 @@ def test_a_page_whose_time_is_over_goes_on_with_the_next(conn: Conn, monkeypatch
         many(conn, 30_000, "k%s")
         conn.execute("UPDATE dl_jobs SET created_at = now() - interval '1 day' WHERE job_id = %s", (rare,))
     page, pages = stats.jobs(conn, stats.Wanted(partition_key="rare")), 1
-    assert page.jobs == []
+    assert page.rows == []
     while page.next:
         page, pages = stats.jobs(conn, stats.Wanted(partition_key="rare"), after=page.next), pages + 1
-    assert [row["job_id"] for row in page.jobs] == [rare]
+    assert [row["job_id"] for row in page.rows] == [rare]
     assert 1 < pages <= 4
 
 
@@ -211,7 +211,7 @@ def test_a_job_took_what_its_last_run_took(conn: Conn, worker: Worker) -> None:
     lifecycle.request_cancel(conn, jobs["dropped"])  # six minutes after its only run
     worker.finish(worker.take("once"), "fail")
     worker.take("runs")
-    listed = {each["job_id"]: each["run_sec"] for each in stats.jobs(conn, Wanted()).jobs}
+    listed = {each["job_id"]: each["run_sec"] for each in stats.jobs(conn, Wanted()).rows}
     for name, job_id in jobs.items():
         status = lifecycle.status(conn, job_id) or {}
         assert status["run_sec"] == listed[job_id], name

@@ -26,6 +26,7 @@ from dataloader.model.plans import ENDED
 from dataloader.ops.errors import Problem, Unknown, known
 from dataloader.queue import again, db, fields, lifecycle, operations, parents
 from dataloader.queue import logs as of_logs
+from dataloader.queue.cursor import Page
 from dataloader.queue.job import GROUPS, STATUSES, TALLIED
 from dataloader.queue.plans import backfills as of_backfills
 from dataloader.queue.plans import schedules as of_schedules
@@ -196,7 +197,7 @@ def jobs() -> ResponseReturnValue:
     after = request.args.get("after") or None
     if not all(request.args.values()):  # a form sends its empty fields, too
         return redirect(url_for(".jobs", **filters, after=after), 303)
-    page, mistake, local, matching = stats.Page([], None), "", {"since": "", "until": ""}, ""
+    page, mistake, local, matching = Page([], None), "", {"since": "", "until": ""}, ""
     tally, similar = None, {}
     try:
         wanted = _wanted(given)
@@ -204,7 +205,7 @@ def jobs() -> ResponseReturnValue:
         matching = actions.matching(wanted)
         with session() as conn:
             page = stats.jobs(conn, wanted, SHOWN, after)
-            if not page.jobs and not page.next:
+            if not page.rows and not page.next:
                 names = {kind: getattr(wanted.whole, kind) for kind in ("queue", "task")}
                 similar = {kind: operations.known(conn, kind, name)["similar"] for kind, name in names.items() if name}
         tally = cache.ask(tallies.tally, wanted)
@@ -218,7 +219,7 @@ def jobs() -> ResponseReturnValue:
         statuses={status: f"{status}: {GROUPS[status]}" if status in GROUPS else status for status in STATUSES},
         more=FILTERS[3:],
         shows_more=any(given[name] for name in (*FILTERS[3:], "since", "until")),
-        jobs=page.jobs,
+        jobs=page.rows,
         mistake=mistake,
         similar=similar,
         advice=page.advice,
@@ -315,7 +316,7 @@ def _queue_row(conn: db.Connection, queue: str) -> dict[str, Any]:
         return row
     if (
         not operations.known(conn, "queue", queue)["is_known"]
-        and not stats.jobs(conn, stats.Wanted(queue=queue), 1, scan=stats.SCAN).jobs
+        and not stats.jobs(conn, stats.Wanted(queue=queue), 1, scan=stats.SCAN).rows
     ):
         raise Unknown("queue")
     nothing = {name: 0 if isinstance(value, int | float) else value for name, value in farm["total"].items()}
@@ -433,7 +434,7 @@ def queue(queue: str) -> Response:
         ending = predictions.queue_prediction(cache.outlook(conn, queue))
         late = predictions.late(conn, queue, LISTED) if row["at_risk"] else []
         for status in ("dead", "running", "retries", "scheduled"):
-            lists[status] = stats.jobs(conn, stats.Wanted(queue=queue, status=status), LISTED, scan=stats.SCAN).jobs
+            lists[status] = stats.jobs(conn, stats.Wanted(queue=queue, status=status), LISTED, scan=stats.SCAN).rows
     return show(
         "queue.html",
         name=queue,
@@ -483,7 +484,7 @@ def task(task: str) -> Response:
         raise Problem(404, "The address names no task.")
     shown = runs_of(runs.task_runs, task)
     page = lately(stats.jobs, stats.Wanted(task=task), LATEST)
-    return show("task.html", name=task, jobs=page.jobs, is_cut=page.next is not None, **shown)
+    return show("task.html", name=task, jobs=page.rows, is_cut=page.next is not None, **shown)
 
 
 @blueprint.get("/timeline")

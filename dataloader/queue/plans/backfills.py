@@ -8,7 +8,8 @@ plan.Unknown.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
@@ -17,7 +18,7 @@ from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.db import Conn
 from dataloader.queue.plans import partitions
 from dataloader.queue.plans.partitions import limit_of
-from dataloader.queue.plans.plan import Made, Plans, Row, Rows, add_jobs, shown_job
+from dataloader.queue.plans.plan import PAUSE, WORKS, Made, Plans, Row, Rows, add_jobs, shown_job
 
 AT_ONCE = 100  # partitions of one transaction; a claim that commits meanwhile waits for the disk, the longer the more
 REST = 4.0  # times that after it, while jobs of others run: until the next one of the same backfill
@@ -80,36 +81,51 @@ def preview(conn: Conn, new: Mapping[str, Any]) -> Row:
 
 def pause(conn: Conn, name: str, by: str) -> Row:
     """Start no job of a backfill and make none; those that run go on. Raises Conflict for one that is canceled."""
-    return _changed(conn, "pause", name, by, "it starts no jobs anyhow")
+    with _changing(conn, name, by, "it starts no jobs anyhow") as present:
+        if present["paused_at"] is None:
+            present |= {"paused_at": present["now"], "paused_by": by, "next_at": None}
+    return backfill(conn, name)
 
 
 def resume(conn: Conn, name: str, by: str) -> Row:
     """End a backfill's pause; raises Conflict for one that is canceled."""
-    return _changed(conn, "resume", name, by, "add another one, with skip_done for what is done")
+    with _changing(conn, name, by, "add another one, with skip_done for what is done") as present:
+        if present["paused_at"]:
+            next_at = present["now"] if present["made"] < present["total"] else None
+            present |= {**dict.fromkeys(PAUSE), **WORKS, "next_at": next_at}
+    return backfill(conn, name)
 
 
 def cancel(conn: Conn, name: str, by: str) -> Row:
     """Start no job of a backfill any more; the reapers cancel its jobs, in bunches."""
-    return _changed(conn, "cancel", name, by)
+    with _changing(conn, name, by) as present:
+        if present["canceled_at"] is None:
+            now = present["now"]
+            present |= {"canceled_at": now, "canceled_by": by, "next_at": now, **WORKS}
+    return backfill(conn, name)
 
 
 def set_most(conn: Conn, name: str, max_running: int | None, by: str) -> Row:
     """Let so many jobs of a backfill run at once; None: any number. A paused one starts none."""
-    return _changed(conn, "set_most", name, by, max_running=max_running)
+    with _changing(conn, name, by) as present:
+        present["max_running"] = max_running
+    return backfill(conn, name)
 
 
-def _changed(conn: Conn, statement: str, name: str, by: str, refusal: str = "", **fields: Any) -> Row:
-    """Change a backfill, and its limit with it; where there is a `refusal`, one that is canceled raises Conflict."""
-    with _PLANS.locked(conn, name) as before:
+@contextmanager
+def _changing(conn: Conn, name: str, by: str, refusal: str = "") -> Iterator[Row]:
+    """Write what the block changes in a backfill, with its limit; with a `refusal` a canceled one raises Conflict."""
+    with _PLANS.locked(conn, name) as present:
+        before = dict(present)
         if refusal and before["canceled_at"]:
             raise operations.Conflict(f"the backfill {name} is canceled: {refusal}")
-        if _PLANS.do(conn, statement, name=name, by=by, **fields):
-            present = _PLANS.named(conn, name, "lock")
+        yield present
+        if changes := {column: value for column, value in present.items() if value != before[column]}:
+            _PLANS.write(conn, name, changes)
             is_held = present["next_at"] if present["canceled_at"] else present["paused_at"]
             _allow(conn, name, 0 if is_held else present["max_running"], by)
             if present["next_at"]:
                 _PLANS.wake(conn)
-    return backfill(conn, name)
 
 
 def retry(conn: Conn, name: str, by: str, after: int = 0) -> tuple[int, int | None]:

@@ -30,6 +30,10 @@ _DEFAULTS = {
 }
 
 
+PAUSE = ("paused_at", "paused_by")
+WORKS = dict.fromkeys(("error", "error_at"))  # the columns of a plan whose jobs can be made
+
+
 class Unknown(Exception):
     """There is no schedule or backfill of this name."""
 
@@ -66,6 +70,11 @@ class Plans(db.Statements):
         """A transaction with a lock on this plan, against people and reapers; raises Unknown."""
         with conn.transaction():
             yield self.named(conn, name, "lock")
+
+    def write(self, conn: Conn, name: str, changes: Row) -> None:
+        """Change these columns of a plan that is locked."""
+        columns = ", ".join(f"{column} = %({column})s" for column in changes)
+        conn.execute(self["write"].replace("{changes}", columns).encode(), changes | {"name": name})
 
     def add(self, conn: Conn, new: Mapping[str, Any], advice: str) -> None:
         """Write a new one, and wake the reapers; raises Conflict, which ends with the advice."""

@@ -18,7 +18,7 @@ from dataloader.model.plans import OVERDUE_SEC as OVERDUE_SEC
 from dataloader.queue import lifecycle, operations
 from dataloader.queue.db import Conn
 from dataloader.queue.plans import times
-from dataloader.queue.plans.plan import Made, Plans, Row, Rows, add_jobs, shown_job
+from dataloader.queue.plans.plan import PAUSE, WORKS, Made, Plans, Row, Rows, add_jobs, shown_job
 from dataloader.queue.plans.times import Timing
 
 AT_ONCE = 1_000  # missed due times of one schedule for which one transaction makes jobs
@@ -26,6 +26,7 @@ RETRY_SEC = periods.seconds("SCHEDULE_RETRY_SEC", 60.0)  # from a failure to the
 NEXT = 5  # due times that are shown
 NEXT_MOST = 100
 
+_WORKS = WORKS | {"retry_at": None}
 _PLANS = Plans("schedule", "shown")
 due_in, listen = _PLANS.due_in, _PLANS.listen
 
@@ -56,7 +57,8 @@ def change(conn: Conn, name: str, changes: Mapping[str, Any], zone: str, by: str
         new = new_schedule.checked(new_schedule.with_changes(present, changes), zone)
         is_same = _timing(new) == _timing(present)
         next_due = present["next_due"] if is_same else times.first(_timing(new), present["now"])
-        _PLANS.do(conn, "change", **_written(new), next_due=next_due, by=by)
+        by_people = {"changed_at": present["now"], "changed_by": by}
+        _PLANS.write(conn, name, _written(new) | by_people | _WORKS | {"next_due": next_due})
         _PLANS.wake(conn)
     return schedule(conn, name)
 
@@ -69,14 +71,18 @@ def remove(conn: Conn, name: str) -> None:
 
 def pause(conn: Conn, name: str, by: str) -> Row:
     """Make no jobs of a schedule; those that are made stay."""
-    _PLANS.do(conn, "pause", name=name, by=by)
+    with _PLANS.locked(conn, name) as present:
+        if present["paused_at"] is None:
+            _PLANS.write(conn, name, {"paused_at": present["now"], "paused_by": by})
     return schedule(conn, name)
 
 
 def resume(conn: Conn, name: str) -> Row:
     """End a schedule's pause; the due times of the pause get no job."""
     with _PLANS.locked(conn, name) as present:
-        if _PLANS.do(conn, "resume", name=name, next_due=times.first(_timing(present), present["now"])):
+        if present["paused_at"]:
+            next_due = times.first(_timing(present), present["now"])
+            _PLANS.write(conn, name, dict.fromkeys(PAUSE) | _WORKS | {"next_due": next_due})
             _PLANS.wake(conn)
     return schedule(conn, name)
 
@@ -89,7 +95,7 @@ def run(conn: Conn, name: str, by: str, lease_ttl_sec: int = 60) -> tuple[UUID, 
             [job] = add_jobs(conn, list(documents), by)
         except ValueError as e:
             raise operations.Conflict(str(e)) from None
-        _PLANS.do(conn, "ran", name=name, job_id=job[0])
+        _PLANS.write(conn, name, {"last_job_id": job[0]})
     return job
 
 
@@ -111,8 +117,7 @@ def tick(
 ) -> Iterator[Made]:
     """Make the jobs of all due schedules, one a transaction, up to AT_ONCE jobs each. Errors as `Plans.next_made`.
 
-    The schedules that are due longest come first, so a caller may stop early. `served` keeps the schedules of such a
-    round for the next call, in which they come last: a backlog above AT_ONCE delays no other schedule.
+    The longest due come first, so a caller may stop early; `served` keeps those of such a round, which come last then.
     """
     served = [] if served is None else served
     for _ in range(2 if served else 1):
@@ -136,16 +141,9 @@ def _make(conn: Conn, present: Row, lease_ttl_sec: int) -> Made:
     if overlap == "cancel_old" and job_ids:
         old = [job_id for job_id in (last_job_id, *job_ids[:-1]) if job_id]
         lifecycle.request_cancels(conn, old, False, f"schedule {name}: a later due time has come")
-    _PLANS.do(
-        conn,
-        "made",
-        name=name,
-        next_due=chosen.following,
-        last_due=chosen.due[-1] if chosen.due else None,
-        last_job_id=job_ids[-1] if job_ids else None,
-        skipped=len(skipped),
-        last_skipped=skipped[-1] if skipped else None,
-    )
+    made = {"next_due": chosen.following, "skipped": present["skipped"] + len(skipped)} | _WORKS
+    latest: dict[str, list[Any]] = {"last_due": chosen.due, "last_job_id": job_ids, "last_skipped": skipped}
+    _PLANS.write(conn, name, made | {column: values[-1] for column, values in latest.items() if values})
     return Made(name, len(job_ids), len(skipped))
 
 

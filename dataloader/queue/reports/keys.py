@@ -56,7 +56,7 @@ def key(conn: Conn, queue: str, lock_key: str, limit: int = 50, after: str | Non
         payloads = _jobs(conn, of, ["queued"], limit, after)
         first = _jobs(conn, of, ["queued"], 1) if after else payloads
         dead = _jobs(conn, of, ["failed", "lost"], others).rows
-    running = stats.jobs(conn, stats.Wanted(lock_key=lock_key, status="running"), others).jobs
+    running = stats.jobs(conn, stats.Wanted(lock_key=lock_key, status="running"), others).rows
     head = next(iter(first.rows), None)
     if head:
         head = head | {"waiting_for": lifecycle.reasons(conn, [head["job_id"]]).get(head["job_id"])}

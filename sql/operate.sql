@@ -2,10 +2,11 @@
 -- rows, and locks rows in the order of job_id, as `request_cancel` (queue.sql).
 
 -- name: pause
--- From the next claim on no job of the queue starts, on any host. A pause that stands keeps its time and its author.
+-- From the next claim on no job of the queue starts, on any host. A pause that stands keeps its time and, unless another
+-- move is to know of this one by it (`is_mark`), its author.
 INSERT INTO dl_queues AS q (queue, paused_at, paused_by) VALUES (%(queue)s, now(), %(by)s)
 ON CONFLICT (queue) DO UPDATE SET paused_at = coalesce(q.paused_at, excluded.paused_at),
-                                  paused_by = coalesce(q.paused_by, excluded.paused_by)
+   paused_by = CASE WHEN %(is_mark)s THEN excluded.paused_by ELSE coalesce(q.paused_by, excluded.paused_by) END
 RETURNING {settings};
 
 -- name: resume
@@ -60,9 +61,7 @@ SELECT dl_give_turns(array_agg(job_id)), max(created_at)::text
 -- name: publish_tasks
 -- The declarations of tasks in pipelines. Only the first worker of a farm that starts finds a difference.
 INSERT INTO dl_tasks (task, max_attempts, affinity, limits, memory_mb, cpus, args_schema)
-SELECT task, max_attempts, affinity, limits, memory_mb, cpus, args_schema
-  FROM json_to_recordset(%(tasks)s) AS declared (
-         task text, max_attempts int, affinity text[], limits text[], memory_mb real, cpus real, args_schema text)
+SELECT task, max_attempts, affinity, limits, memory_mb, cpus, args_schema FROM json_populate_recordset(NULL::dl_tasks, %(tasks)s)
 EXCEPT SELECT task, max_attempts, affinity, limits, memory_mb, cpus, args_schema FROM dl_tasks ORDER BY task
 ON CONFLICT (task) DO UPDATE SET
    max_attempts = excluded.max_attempts, affinity = excluded.affinity, limits = excluded.limits,
@@ -262,11 +261,6 @@ UPDATE dl_jobs SET queue = %(to)s,
  WHERE job_id = ANY (ARRAY(SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s)
                             ORDER BY job_id FOR NO KEY UPDATE))
    AND queue = %(from)s AND status IN ('queued', 'running', 'failed', 'lost');
-
--- name: pause_source
--- As `pause`, but by this author in any case: it is the mark by which another move knows of this one.
-UPDATE dl_queues SET paused_at = coalesce(paused_at, now()), paused_by = %(by)s WHERE queue = %(queue)s
-RETURNING {settings};
 
 -- name: moves_to
 -- A queue that a move with this author has paused, and that still has jobs for it.

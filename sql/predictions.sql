@@ -120,10 +120,7 @@ SELECT job_id, deadline FROM dl_jobs
 INSERT INTO dl_predictions AS p (job_id, queue, made_at, ends_at, earliest, latest, plain_sec, deadline, expected_at)
 SELECT job_id, queue, %(made_at)s, ends_at, earliest, latest, plain_sec, deadline,
        CASE WHEN deadline IS NOT NULL THEN ends_at END
-  FROM json_to_recordset(%(forecast)s) AS forecast (
-         job_id uuid, queue text, ends_at timestamptz, earliest timestamptz, latest timestamptz, plain_sec float8,
-         deadline timestamptz)
- ORDER BY job_id
+  FROM json_populate_recordset(NULL::dl_predictions, %(forecast)s) ORDER BY job_id
 ON CONFLICT (job_id) DO UPDATE SET
    deadline = excluded.deadline, expected_at = excluded.expected_at,
    made_at = CASE WHEN p.ends_at IS NULL THEN excluded.made_at ELSE p.made_at END,

@@ -231,11 +231,6 @@ class Slot(ctypes.Structure):
         self.recalled = held.generation
         return was_recalled
 
-    @property
-    def is_recalled(self) -> bool:
-        """Whether the keeper hands back the jobs behind the last run; the worker asks after each run."""
-        return self.recalled == self.generation
-
     def cost(self, cpu: float, peak_memory: int) -> dict[str, float]:
         """The run's cost for the journal, from the process's CPU seconds and its most memory (bytes)."""
         return {"cpu_sec": round(cpu - self.cpu_before, 3), "peak_mb": round(peak_memory / 2**20, 1)}
@@ -272,11 +267,6 @@ class Slot(ctypes.Structure):
         return self.reported_at + self.stall_sec if self.stall_sec and self.state == State.BUSY else math.inf
 
     # --- what the siblings need to know ---
-
-    def note_empty_claim(self, sent: float, due_in: float | None) -> None:
-        """The worker notes a claim without a job: when it was sent, and in how many seconds the next row is due."""
-        self.due_at = math.inf if due_in is None else now() + due_in
-        self.empty_claim_at = sent
 
     @property
     def needs(self) -> Needs:
@@ -343,10 +333,6 @@ class SharedSlots:
 
     def working(self) -> list[Slot]:
         return [slot for slot in self.used() if slot.works]
-
-    def idle_before(self, slot: Slot) -> int:
-        """How many idle siblings have a slot before this one: their turn to claim comes first."""
-        return sum(other.state == State.IDLE and other.kind == slot.kind for other in self.slots[: slot.index])
 
     def others(self, slot: Slot) -> list[Slot]:
         return [other for other in self.working() if other is not slot and other.kind == slot.kind]

@@ -255,7 +255,8 @@ class Worker:
         else:
             self._due_in = step.due_in
             if most and not step.look_again:
-                self.slot.note_empty_claim(self._sent, step.due_in)
+                self.slot.due_at = math.inf if step.due_in is None else now() + step.due_in
+                self.slot.empty_claim_at = self._sent
         return step
 
     def _write_last(self) -> None:
@@ -347,7 +348,7 @@ class Worker:
         """Why to begin no other job of the latest claim, of which so many have run since `began`; "": do begin one."""
         if self.drains:
             return "drain"
-        if count and self.slot.is_recalled:
+        if count and self.slot.recalled == self.slot.generation:  # the keeper hands back what is behind the last run
             return TOOK_LONGER
         if not self._sound:
             return "not started: the worker is replaced"
@@ -478,10 +479,13 @@ class Worker:
         Idle workers take turns in growing groups (0, 1, 2-3, 4-7 ...). One whose turn comes before such a claim claims
         itself, so no job is left when a sibling dies, is stopped, or takes one of several jobs.
         """
-        if not (before := self.shared.idle_before(self.slot)):
+        before = [
+            slot for slot in self.shared.others(self.slot) if slot.state == State.IDLE and slot.index < self.slot.index
+        ]
+        if not before:
             return None
         called = now()
-        self.pause(max(TURN_SEC, 2 * self._claim_sec) * before.bit_length())
+        self.pause(max(TURN_SEC, 2 * self._claim_sec) * len(before).bit_length())
         return self.shared.due_by_sibling(self.slot, called)
 
 

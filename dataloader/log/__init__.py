@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from zoneinfo import ZoneInfo
 
 from dataloader.log import record, sinks
-from dataloader.log.channel import Channel
+from dataloader.log.channel import Channel, Counting
 from dataloader.log.masking import MASK as MASK
 from dataloader.log.masking import learn_configured, masked_text
 from dataloader.log.masking import learn_job as learn_job
@@ -179,7 +179,8 @@ def as_lines(event: Mapping[str, Any]) -> str:
 def echo(fd: int) -> Callable[[bytes], None]:
     """A function that writes a line, which ends in a newline, to this descriptor; nobody waits, as with log lines."""
     try:
-        channel = Channel(sinks.Stream(fd), _counting_lines, lambda error: None)
+        lost = b"[%d lines of output were lost]\n"
+        channel = Channel(sinks.Stream(fd), lambda line, dropped: lost % dropped + line, lambda error: None)
     except OSError:
         return lambda line: None
     _outputs.echoes.append(channel)
@@ -218,7 +219,9 @@ def close(within: float = FLUSH_SEC) -> None:
 
 def _open(settings: Settings, output: int) -> None:
     with suppress(OSError):  # a daemon may have no stdout
-        channel = _channel(sinks.Stream(output), "stdout", _counting_text if settings.local else _counting)
+        channel = _channel(
+            sinks.Stream(output), "stdout", _counting(b" dropped=%d\n", 1) if settings.local else _IN_JSON
+        )
         if settings.local:
             _outputs.people, _outputs.zone = channel, ZoneInfo(settings.timezone)
             _outputs.colors = os.isatty(output) and not os.environ.get("NO_COLOR")  # https://no-color.org
@@ -229,26 +232,22 @@ def _open(settings: Settings, output: int) -> None:
     folders = (settings.log_path, settings.metric_path, settings.audit_log_path)
     for stream, folder, name in zip(STREAMS, folders, names, strict=True):
         if folder is not None:
-            _outputs.files[stream] = _channel(sinks.File(folder / name, rule), str(folder / name), _counting)
+            _outputs.files[stream] = _channel(sinks.File(folder / name, rule), str(folder / name), _IN_JSON)
 
 
-def _channel(sink: sinks.Stream | sinks.File, name: str, counting: Any) -> Channel:
+def _channel(sink: sinks.Stream | sinks.File, name: str, counting: Counting) -> Channel:
     def on_trouble(error: OSError) -> None:
         _emit("log", logging.WARNING, {"event": "log.write.failed", "to": name, "error": str(error)})
 
     return Channel(sink, counting, on_trouble)
 
 
-def _counting(line: bytes, dropped: int) -> bytes:
-    return line[:-2] + b', "dropped": %d}\n' % dropped
+def _counting(end: bytes, length: int) -> Counting:
+    """Adds the number of lost lines to a line, by another end in the place of its last bytes."""
+    return lambda line, dropped: line[:-length] + end % dropped
 
 
-def _counting_text(line: bytes, dropped: int) -> bytes:
-    return line[:-1] + b" dropped=%d\n" % dropped
-
-
-def _counting_lines(line: bytes, dropped: int) -> bytes:
-    return b"[%d lines of output were lost]\n" % dropped + line
+_IN_JSON = _counting(b', "dropped": %d}\n', 2)
 
 
 def _bound() -> dict[str, Any]:
@@ -338,10 +337,5 @@ def _thread_crashed(args: threading.ExceptHookArgs) -> None:
     _emit("process", logging.CRITICAL, {"event": "thread.crashed", "thread": name, "exc_info": args.exc_value})
 
 
-def _after_fork() -> None:
-    for channel in _outputs.channels():
-        channel.after_fork()
-
-
 atexit.register(flush)
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=lambda: list(map(Channel.after_fork, _outputs.channels())))

@@ -20,15 +20,16 @@ GATHER_SEC = 0.02  # the thread gathers lines for this long: waking it costs mor
 URGENT_SEC = 0.01  # the caller of an error's line waits at most this long, since its process may end next
 
 
+Counting = Callable[[bytes, int], bytes]
+
+
 class Channel:
     """The queue in front of one sink. It has no thread until `start`, and none in a child after a fork.
 
     `put` takes no lock that its holder keeps over a wait, and none that a finaliser's log line could request again.
     """
 
-    def __init__(
-        self, sink: Stream | File, counting: Callable[[bytes, int], bytes], on_trouble: Callable[[OSError], None]
-    ) -> None:
+    def __init__(self, sink: Stream | File, counting: Counting, on_trouble: Callable[[OSError], None]) -> None:
         """`counting` adds the number of lost lines to a line; the channel calls `on_trouble` at the first failure."""
         self._sink = sink
         self._counting = counting

@@ -126,6 +126,7 @@ _PAIR = re.compile(
     r"""(?:[^\s,;&\\]|\\(?!n[\w.-]{1,60}\s{0,3}(?:=|:\s)))++)""",  # an escaped new line begins another name
     re.IGNORECASE | re.DOTALL,
 )
+_SIGN = re.compile("""[:='"]|--|%3|</|set|SET""")  # each pair of a name and a value has one of these
 # Every name in _SECRET and _PAIR contains one of these words; most texts contain none, and need no search.
 _WORDS = ("pass", "pwd", "secret", "token", "auth", "cookie", "credential", "bearer", "jwt", "key", "sess",
           "signature", "sig", "otp", "pin", "sas", "identified", "private-", "kty", "connect.sid")  # fmt: skip
@@ -282,17 +283,7 @@ def _masked_anew(text: str) -> str:
         text = _HEX.sub(MASK, _FORM.sub(MASK, text) if any(begin in text for begin in _FORMS) else text)
     if "://" in text:
         text = _USER.sub(rf"\g<1>{MASK}@", _urls_masked(text))
-    if (
-        "set" in text
-        or "SET" in text
-        or ":" in text
-        or "=" in text
-        or "--" in text
-        or "'" in text
-        or "%3" in text
-        or '"' in text
-        or "</" in text
-    ):
+    if _SIGN.search(text):
         text = _named_masked(text)
     if any(part in text for part in _PLACES):
         text = _PLACED.sub(rf"\g<1>{MASK}", text)

@@ -273,12 +273,7 @@ def in_force(conn: Connection) -> Iterator[None]:
 
 
 def _conninfo(
-    dsn: str,
-    name: str,
-    schema: str,
-    connect_timeout: float,
-    limits: Mapping[str, float],
-    keeps_defaults: bool = False,
+    dsn: str, name: str, schema: str, connect_timeout: float, limits: Mapping[str, float], keeps_defaults: bool = False
 ) -> tuple[str, dict[str, str]]:
     wanted = {"search_path": '"' + schema.replace('"', '""') + '"', "TimeZone": "UTC"}
     wanted |= {} if keeps_defaults else _RELIED_ON
@@ -364,10 +359,7 @@ def is_limit(error: BaseException) -> bool:
 
 
 def patiently(
-    attempt: Callable[[], T],
-    *,
-    sleep: Callable[[float], None],
-    give_up: Callable[[], bool] = lambda: False,
+    attempt: Callable[[], T], *, sleep: Callable[[float], None], give_up: Callable[[], bool] = lambda: False
 ) -> T:
     """Call `attempt` until it succeeds, over passing errors, with pauses up to RECONNECT_SEC, unless `give_up()`."""
     retrying = Retrying(

@@ -344,7 +344,7 @@ def waits(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, float]:
 
 
 def beat(conn: Conn, jobs: Sequence[Job], progress: str | None, journal: bool, lock_sec: float = 5) -> bool | None:
-    """Renew the leases of a run's jobs; True: it should stop, None: a claim is over. LockNotAvailable: another's lock."""
+    """Renew the leases of a run's jobs; True: it should stop, None: a claim is over. LockNotAvailable in `lock_sec`."""
     facts = {"progress": progress, "journal": journal, "lock_ms": str(int(lock_sec * 1_000))}
     ((held, cancel_requested),) = _all(conn, "beat", **_claims_of(jobs), **facts)
     return cancel_requested if held == len(jobs) else None
@@ -500,12 +500,7 @@ def cancellations(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, bool]:
 
 
 def settle(
-    conn: Conn,
-    worker: str,
-    end: str,
-    reason: str,
-    facts: Mapping[str, Any] | None = None,
-    running: Sequence[UUID] | None = None,
+    conn: Conn, worker: str, end: str, reason: str, facts: Row | None = None, running: Sequence[UUID] | None = None
 ) -> list[Settled]:
     """Take its jobs from a dead worker, with this `end` of those `running` (None: all); others go back uncounted."""
     return [Settled(*row) for row in db.call(conn, "dl_settle", worker, running, end, reason, Jsonb(facts or {}))]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 from psycopg import errors
@@ -72,16 +72,9 @@ class WrongLimit(ValueError):
     """A limit would allow any number of jobs, or a burst without a rate."""
 
 
-class Moved(NamedTuple):
-    """How many jobs one call has moved, and whether the move is over."""
-
-    moved: int
-    is_done: bool
-
-
 def pause(conn: Conn, queue: str, by: str) -> dict[str, Any]:
     """Keep every claim from now on from starting a job of this queue; what runs goes on. Returns its settings."""
-    return _one(conn, "pause", queue=queue, by=by)
+    return _one(conn, "pause", queue=queue, by=by, is_mark=False)
 
 
 def resume(conn: Conn, queue: str, by: str) -> dict[str, Any]:
@@ -203,9 +196,14 @@ def _tries(within_sec: float) -> Iterator[None]:
 
 def known(conn: Conn, kind: str, name: str) -> dict[str, Any]:
     """Whether a queue or a task (`kind`) has jobs, a worker, a setting or a past; similar names; how many are known."""
-    names = [row[kind] for row in _SQL.rows(conn, f"{kind}_names", **{kind: name}, most=NAMES)]
-    similar = [] if name in names else get_close_matches(name, names, SIMILAR)
-    return {"name": name, "is_known": name in names, "similar": similar, "count": len(names)}
+    known = names(conn, kind, name)
+    similar = [] if name in known else get_close_matches(name, known, SIMILAR)
+    return {"name": name, "is_known": name in known, "similar": similar, "count": len(known)}
+
+
+def names(conn: Conn, kind: str, name: str) -> list[str]:
+    """The names of known queues or tasks (`kind`), this one's among them if it is known by itself."""
+    return [row[kind] for row in _SQL.rows(conn, f"{kind}_names", **{kind: name}, most=NAMES)]
 
 
 def similar_tasks(conn: Conn, task: str) -> list[str] | None:
@@ -236,8 +234,8 @@ def change(conn: Conn, verb: str, job_ids: Sequence[UUID], by: str, *, force: bo
     return {job_id: DONE if job_id in done else others.get(job_id, UNKNOWN) for job_id in wanted}
 
 
-def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) -> Moved:
-    """Make up to `limit` jobs of `source` jobs of `target`, in the order of keys; to be called until `is_done`.
+def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) -> tuple[int, bool]:
+    """Make up to `limit` jobs of `source` jobs of `target`, in the order of keys; their number, and if that was all.
 
     Both queues are paused meanwhile, `source` also afterwards. A repeated call completes what was interrupted. Raises
     WrongName, and Conflict: with both queues paused, where other sessions are in the way.
@@ -261,8 +259,8 @@ def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) ->
                 f" `dataloader resume {other}`"
             )
         changes = inherited(source, queues[source], target, queues[target])
-        _SQL.do(conn, "pause_source", queue=source, by=authors[source])
-        pause(conn, target, authors[target])
+        for queue, is_mark in ((source, True), (target, False)):
+            _SQL.do(conn, "pause", queue=queue, by=authors[queue], is_mark=is_mark)
     if changes:
         _change_order(conn, target, changes)  # from the defaults, so no job is parked that should be ready
     # Until no claim is left that may not have seen the pause.
@@ -301,19 +299,19 @@ def inherited(source: str, of_source: _Settings, target: str, of_target: _Settin
     return {name: of_source[name] for name in ORDER if of_source[name] is not None and of_target[name] is None}
 
 
-def _move_some(conn: Conn, source: str, target: str, limit: int) -> Moved:
+def _move_some(conn: Conn, source: str, target: str, limit: int) -> tuple[int, bool]:
     """Move jobs of one group, running ones first: none returns to a group that is done already."""
     with conn.transaction():
         queues = [_one(conn, "lock_queue", queue=queue) for queue in sorted((source, target))]
         if any(each["paused_at"] is None for each in queues):
-            return Moved(0, False)  # somebody has resumed it, or another session has ended this move
+            return 0, False  # somebody has resumed it, or another session has ended this move
         _SQL.do(conn, "plans")
         places = {"from": source, "to": target}
         for group in ("running", "queued", "dead"):
             if job_ids := [row["job_id"] for row in _SQL.rows(conn, f"{group}_to_move", **places, limit=limit)]:
-                return Moved(_SQL.do(conn, "move", **places, job_ids=job_ids), False)
+                return _SQL.do(conn, "move", **places, job_ids=job_ids), False
         _SQL.do(conn, "resume", queue=target, by=_authors(source, target)[target])
-    return Moved(0, True)
+    return 0, True
 
 
 def settings(conn: Conn, queue: str) -> dict[str, Any]:

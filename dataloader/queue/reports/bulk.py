@@ -20,6 +20,7 @@ from dataloader.queue.job import FINAL, TALLIED
 from dataloader.queue.reports import stats, tallies
 
 AT_ONCE = 1_000  # jobs that one call changes
+Filters = Mapping[str, Any]
 _SQL = db.statements("search.sql")
 _ENDED = frozenset(map(str, FINAL))
 _NOT_ENDED = dict.fromkeys(stats.QUEUED | {"running"}, "has not ended: cancel it first")
@@ -70,7 +71,7 @@ class Target:
     job_ids: tuple[UUID, ...] | None = None
 
 
-def target(matching: Mapping[str, Any] | None, job_ids: Sequence[UUID] | None) -> Target:
+def target(matching: Filters | None, job_ids: Sequence[UUID] | None) -> Target:
     """The jobs of an order: those that pass the filters `matching`, or those of these ids; raises WrongTarget."""
     if (matching is None) == (job_ids is None):
         raise WrongTarget("an order should name jobs by one of matching and job_ids")
@@ -131,7 +132,7 @@ def change_queue(
     queue: str,
     by: str,
     limit: int = AT_ONCE,
-    only: Mapping[str, Any] = {},
+    only: Filters | None = None,
     after: str | None = None,
 ) -> Changed:
     """Change up to `limit` jobs of a queue as QUEUE_ORDERS says, without a preview: unlocked ones that pass `only`.
@@ -139,20 +140,14 @@ def change_queue(
     The last change comes first; `after` is the `next` of the call before. Raises WrongCursor for another.
     """
     status, to_each = QUEUE_ORDERS[order]
-    wanted = stats.Wanted(queue=queue, status=status, **only)
+    wanted = stats.Wanted(queue=queue, status=status, **(only or {}))
     with conn.transaction():
         rows, following = stats.chosen(conn, wanted, TALLIED, limit, after)
         return Changed(_change(conn, to_each, wanted, TALLIED, rows, by, "SKIP LOCKED"), following)
 
 
 def _change(
-    conn: Conn,
-    order: str,
-    wanted: stats.Wanted,
-    kinds: Sequence[str],
-    rows: Sequence[UUID],
-    by: str,
-    if_locked: str = "",
+    conn: Conn, order: str, wanted: stats.Wanted, kinds: Sequence[str], rows: list[UUID], by: str, if_locked: str = ""
 ) -> int:
     """Carry out an order to those of these jobs that the list still has; how many it has changed."""
     if not rows:

@@ -427,12 +427,7 @@ def drop_args_index(conn: Conn) -> bool:
 
 
 def _by_change(
-    conn: Conn,
-    wanted: Wanted,
-    limit: int,
-    after: str | None,
-    kinds: Collection[str] = TALLIED,
-    scan: int | None = None,
+    conn: Conn, wanted: Wanted, limit: int, after: str | None, kinds: Collection[str] = TALLIED, scan: int | None = None
 ) -> tuple[list[Row], str | None]:
     until, before = _cursor(after, datetime.fromisoformat) or (wanted.until or db.LATEST, _LAST_ID)
     asked = filters(wanted) | bounds(wanted) | {"until": until, "before": before, "limit": limit + 1, "scan": scan}

@@ -2,10 +2,7 @@
 
 -- name: shown
 -- In the place of {shown}: a backfill as people see it, without its counts.
-SELECT name, task, queue, span, job, code_version, skip_done, max_running, total, made, canceled, created_at, created_by,
-       paused_at, paused_by, canceled_at, canceled_by, error, error_at,
-       greatest(extract(epoch FROM now() - next_at), 0)::float8 AS overdue_sec, now() AS now
-  FROM dl_backfills;
+SELECT *, greatest(extract(epoch FROM now() - next_at), 0)::float8 AS overdue_sec, now() AS now FROM dl_backfills;
 
 -- name: backfills
 -- The newest first.
@@ -38,7 +35,7 @@ SELECT p.place, p.partition, {status_of} AS status, p.job_id, j.finished_at
  ORDER BY p.place LIMIT %(limit)s;
 
 -- name: lock
-SELECT *, now() AS now FROM dl_backfills WHERE name = %(name)s FOR UPDATE;
+{shown} WHERE name = %(name)s FOR UPDATE;
 
 -- name: add
 -- No row where the name is taken.

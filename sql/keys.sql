@@ -40,16 +40,14 @@ SELECT count(*) FROM (
    WHERE queue = %(queue)s AND lock_key = %(lock_key)s AND status = 'queued' AND score IS NOT NULL
    ORDER BY queue, lock_key, status, least(attempt, 1) LIMIT %(most)s) n;
 
--- name: shown
--- In the place of {shown}: a job of a key. Arguments that are long stay away. `place` is where the job stands in its key.
-job_id, task, status, attempt, max_attempts,
-CASE WHEN abs(score) < 'Infinity' THEN score END AS score, left(error, 300) AS error, cancel_requested,
-CASE WHEN pg_column_size(args) <= %(long)s AND octet_length(args::text) <= %(long)s THEN args END AS args,
-created_at, available_at, finished_at, ARRAY[score::text, created_at::text, job_id::text] AS place;
-
 -- name: jobs
 -- The jobs of a key with these statuses behind a place: the queued ones in the order in which they start, or the dead ones.
-SELECT {shown} FROM unnest(%(statuses)s::dl_status[]) AS of (its) CROSS JOIN (VALUES (0), (1)) AS rows (tried)
+-- Arguments that are long stay away. `place` is where the job stands in its key.
+SELECT job_id, task, status, attempt, max_attempts, CASE WHEN abs(score) < 'Infinity' THEN score END AS score,
+       left(error, 300) AS error, cancel_requested,
+       CASE WHEN pg_column_size(args) <= %(long)s AND octet_length(args::text) <= %(long)s THEN args END AS args,
+       created_at, available_at, finished_at, ARRAY[score::text, created_at::text, job_id::text] AS place
+  FROM unnest(%(statuses)s::dl_status[]) AS of (its) CROSS JOIN (VALUES (0), (1)) AS rows (tried)
  CROSS JOIN LATERAL (
   SELECT * FROM dl_jobs
    WHERE queue = %(queue)s AND lock_key = %(lock_key)s AND status = its AND status IN ('queued', 'failed', 'lost')

@@ -5,11 +5,7 @@ SELECT now();
 
 -- name: shown
 -- In the place of {shown}: a schedule with its last job, as people see it.
-SELECT s.name, s.origin, s.cron, s.interval_sec, s.timezone, s.catch_up, s.overlap, s.jitter_sec, s.job,
-       s.created_at, s.created_by, s.changed_at, s.changed_by, s.paused_at, s.paused_by, s.retired_at,
-       s.next_due, s.last_due, s.last_job_id, j.status::text AS last_job_status, s.skipped, s.last_skipped, s.error,
-       s.error_at, now() AS now
-  FROM dl_schedules s LEFT JOIN dl_jobs j ON j.job_id = s.last_job_id;
+SELECT s.*, j.status::text AS last_job_status, now() AS now FROM dl_schedules s LEFT JOIN dl_jobs j ON j.job_id = s.last_job_id;
 
 -- name: schedules
 {shown} ORDER BY s.name;

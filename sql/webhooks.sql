@@ -1,11 +1,7 @@
 -- Webhooks and what they are told; called by the functions of the same name in dataloader/queue/reports/webhooks.py.
 
--- name: shown
--- In the place of {shown}: a webhook for people and programs. Its secrets are no part of it.
-name, url, shape, signed_by, kinds, queues, lag_sec, added_at, added_by, paused_at, paused_by;
-
 -- name: listed
-SELECT {shown} FROM dl_webhooks WHERE %(name)s::text IS NULL OR name = %(name)s ORDER BY name;
+SELECT * FROM dl_webhooks WHERE %(name)s::text IS NULL OR name = %(name)s ORDER BY name;
 
 -- name: begin_anew
 -- Go on behind the rows that are there: for the first webhook, and where the journal is numbered anew.
@@ -19,7 +15,7 @@ VALUES (%(name)s, %(url)s, %(shape)s, %(signed_by)s, %(kinds)s, %(queues)s, %(la
 ON CONFLICT (name) DO UPDATE SET
    url = excluded.url, shape = excluded.shape, signed_by = excluded.signed_by, kinds = excluded.kinds,
    queues = excluded.queues, lag_sec = excluded.lag_sec
-RETURNING {shown};
+RETURNING *;
 
 -- name: remove
 -- With the conditions that it was told of.
@@ -28,10 +24,10 @@ DELETE FROM dl_webhooks WHERE name = %(name)s RETURNING name;
 -- name: pause
 -- A pause that stands keeps its time and its author.
 UPDATE dl_webhooks SET paused_at = coalesce(paused_at, now()), paused_by = coalesce(paused_by, %(by)s)
- WHERE name = %(name)s RETURNING {shown};
+ WHERE name = %(name)s RETURNING *;
 
 -- name: resume
-UPDATE dl_webhooks SET paused_at = NULL, paused_by = NULL WHERE name = %(name)s RETURNING {shown};
+UPDATE dl_webhooks SET paused_at = NULL, paused_by = NULL WHERE name = %(name)s RETURNING *;
 
 -- name: keep_message
 -- Before its job, which the trigger dl_jobs_internal_ins refuses without it.

@@ -161,7 +161,7 @@ def progress_json(progress: dict[str, Any] | None) -> str | None:
 class Heartbeat(threading.Thread):
     """The thread of one worker; it sleeps while no job runs."""
 
-    def __init__(self, session: Session[lifecycle.Session], batch: Batch, capture: Capture, beat_sec: float) -> None:
+    def __init__(self, session: Session, batch: Batch, capture: Capture, beat_sec: float) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self._session = session
         self._batch = batch

@@ -30,7 +30,7 @@ from dataloader.farm.admission import Host
 from dataloader.farm.capture import NAMES, SOURCES
 from dataloader.farm.common_log import FarmOutage, Note
 from dataloader.farm.process import call_parent, cpu_used_by, kill_group, memory_used, now
-from dataloader.farm.session import Lost, Plain, Session, read
+from dataloader.farm.session import Lost, Session, opened, read
 from dataloader.farm.slots import TOOK_LONGER, Held, Reason, SharedSlots, Slot, State, kill_reason
 from dataloader.queue import db, lifecycle, logs, migrations, run_log
 from dataloader.queue.job import Job, beat_interval
@@ -71,7 +71,7 @@ class Keeper:
         self._settings = settings
         self._shared = shared
         schema, within = settings.pg_schema_queue, settings.pg_connect_timeout
-        begin = partial(Plain.open, dsn, "dl-keeper", schema, within, ANSWER_SEC, LOCK_SEC)
+        begin = partial(opened, dsn, "dl-keeper", schema, within, ANSWER_SEC, LOCK_SEC)
         outage = FarmOutage(shared.outage, self.log)
         self._session = Session(begin, self._resume, outage, "keeper.session.lost")
         self._supervisor = shared.supervisor
@@ -102,7 +102,7 @@ class Keeper:
                 self._session.call(lambda session: self._registry.close(session.conn))
         return EXIT_OK
 
-    def _tick(self, session: Plain) -> None:
+    def _tick(self, session: lifecycle.Session) -> None:
         """Look after all slots, then wait for TICK_SEC, or until a birth, a cancellation or a signal."""
         conn = session.conn
         # Renewals first: recovery may have to wait for a session's end.
@@ -189,7 +189,7 @@ class Keeper:
         self.log.info("keeper.taken_back", worker=slot.worker, job_id=str(held.job_id), jobs=jobs)
         slot.ahead = 0
 
-    def _resume(self, session: Plain, lost: Sequence[Plain]) -> None:
+    def _resume(self, session: lifecycle.Session, lost: Sequence[lifecycle.Session]) -> None:
         lifecycle.listen_for_cancellations(session.conn)
         self._ask_until = now() + HEARD_SEC  # a cancellation may have come without a session
 

@@ -28,7 +28,7 @@ from dataloader.config import ConfigError, Settings
 from dataloader.exits import EXIT_CANNOT_START, EXIT_OK
 from dataloader.farm.common_log import FarmOutage, Note
 from dataloader.farm.process import Signals, notify_ready, now
-from dataloader.farm.session import Lost, Plain, Session, read
+from dataloader.farm.session import Lost, Session, opened, read
 from dataloader.queue import cleanups, db, hooks, lifecycle, migrations
 from dataloader.queue import logs as logs_of_jobs
 from dataloader.queue.plans import backfills, schedules
@@ -117,7 +117,7 @@ class Reaper:
         self._signals = signals
         self._log = log
         schema, within = settings.pg_schema_queue, settings.pg_connect_timeout
-        begin = partial(Plain.open, dsn, "dl-reaper", schema, within, ANSWER_SEC, LOCK_SEC)
+        begin = partial(opened, dsn, "dl-reaper", schema, within, ANSWER_SEC, LOCK_SEC)
         self._session = Session(begin, self._resume, FarmOutage(Note(), log), "reaper.session.lost")
         self._is_known = False
         self._uptime = Uptime()
@@ -159,7 +159,7 @@ class Reaper:
         def may_go_on() -> bool:
             return now() < until and not self._signals.received
 
-        def guarded(session: Plain) -> None:
+        def guarded(session: lifecycle.Session) -> None:
             # Where `reap` meets a limit, heartbeats may meet it too, and living workers need time afterwards.
             with going_on(session.conn, self._log, f"reaper.{name}.failed", over_limits=name != "reap"):
                 duty(session.conn, may_go_on)
@@ -184,7 +184,7 @@ class Reaper:
             wake_at = min(until, self._schedules.due_at)
             self._do("pause", lambda conn, _: self._signals.wait(wake_at - now(), conn.fileno()))  # noqa: B023
 
-    def _resume(self, session: Plain, lost: Sequence[Plain]) -> None:
+    def _resume(self, session: lifecycle.Session, lost: Sequence[lifecycle.Session]) -> None:
         schedules.listen(session.conn)
         backfills.listen(session.conn)
         self._schedules.due_at = -math.inf

@@ -11,66 +11,52 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import errors
 
 from dataloader.farm.common_log import FarmOutage
-from dataloader.queue import db, migrations
+from dataloader.queue import db, lifecycle, migrations
 
 PAUSE_MOST = 2.0  # seconds between two tries to open a session: a database that is back is found within this time
 T = TypeVar("T")
+Begin = Callable[[], lifecycle.Session]
+Resume = Callable[[lifecycle.Session, Sequence[lifecycle.Session]], None]
 
 
-class Lent(Protocol):
-    """A session that is lent: its connection, and the facts that its owner knows of it (see lifecycle.Session)."""
-
-    @property
-    def conn(self) -> db.Connection: ...
-
-
-L = TypeVar("L", bound=Lent)
-
-
-class Plain(NamedTuple):
-    """A session that is only a connection."""
-
-    conn: db.Connection
-
-    @classmethod
-    def open(cls, dsn: str, name: str, schema: str, connect_sec: float, answer_sec: float, lock_sec: float) -> Plain:
-        """Open a session on the queue; raises SchemaError where its schema is of another version."""
-        conn = db.connect(
-            dsn, name=name, schema=schema, connect_timeout=connect_sec, answer_within=answer_sec, lock_timeout=lock_sec
-        )
-        migrations.check(conn)
-        return cls(conn)
+def opened(
+    dsn: str, name: str, schema: str, connect_sec: float, answer_sec: float, lock_sec: float
+) -> lifecycle.Session:
+    """Open a session on the queue; raises SchemaError where its schema is of another version."""
+    conn = db.connect(
+        dsn, name=name, schema=schema, connect_timeout=connect_sec, answer_within=answer_sec, lock_timeout=lock_sec
+    )
+    migrations.check(conn)
+    return lifecycle.Session(conn)
 
 
 class Lost(Exception):
     """The session broke during some work, or could not be opened; it is not known whether the work was done."""
 
 
-class Session(Generic[L]):
+class Session:
     """One session for all threads of a process, in turns."""
 
-    def __init__(
-        self, begin: Callable[[], L], resume: Callable[[L, Sequence[L]], None], outage: FarmOutage, event: str
-    ) -> None:
+    def __init__(self, begin: Begin, resume: Resume, outage: FarmOutage, event: str) -> None:
         """`begin` opens a session; `resume` follows, with the sessions that were lost since the last success."""
         self._begin = begin
         self._resume = resume
         self._outage = outage
         self._event = event
-        self._current: L | None = None
-        self._lost: list[L] = []  # their backends may still be at a statement
+        self._current: lifecycle.Session | None = None
+        self._lost: list[lifecycle.Session] = []  # their backends may still be at a statement
         self.failures = 0  # calls that have lost the session since the last one that did not
         self._was_open = False
         self.tries = 0  # how often a session was opened, or was to be: its descriptor comes with the try
         self.lock = threading.RLock()  # held by the thread that uses the session, or changes what `resume` reads
 
-    def call(self, work: Callable[[L], T], answer_within: float | None = None) -> T:
+    def call(self, work: Callable[[lifecycle.Session], T], answer_within: float | None = None) -> T:
         """Return `work(session)`, whose statements are answered in time; raises Lost where the session breaks."""
         with self.lock:
             try:
@@ -110,7 +96,7 @@ class Session(Generic[L]):
         most = min(PAUSE_MOST, 0.1 * 2 ** min(self.failures, 10))
         return random.uniform(most / 2, most)  # noqa: S311  jitter
 
-    def _open(self) -> L:
+    def _open(self) -> lifecycle.Session:
         self.tries += 1
         try:
             session = self._begin()

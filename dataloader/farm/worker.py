@@ -30,7 +30,7 @@ from dataloader.farm.guest import Inspection, keep_children_plain
 from dataloader.farm.heartbeat import LOCK_SEC, Heartbeat
 from dataloader.farm.process import now
 from dataloader.farm.runner import CannotStart, Runner, last_words
-from dataloader.farm.session import Lost, Plain, Session, read
+from dataloader.farm.session import Lost, Session, opened, read
 from dataloader.farm.slots import TOOK_LONGER, SharedSlots, Slot, State
 from dataloader.obs import telemetry
 from dataloader.pipelines import hooks
@@ -278,7 +278,7 @@ class Worker:
     def _open_session(self) -> lifecycle.Session:
         self._show("connects")
         name, schema = f"dl-worker:{self.queues[0]}:{self.name}", self.settings.pg_schema_queue
-        conn = Plain.open(self._dsn, name, schema, self.settings.pg_connect_timeout, ANSWER_SEC, LOCK_SEC).conn
+        conn = opened(self._dsn, name, schema, self.settings.pg_connect_timeout, ANSWER_SEC, LOCK_SEC).conn
         probe.require_session(conn, self._dsn)
         session = lifecycle.open_session(conn, self.name)
         self.slot.backend = f"{session.backend_pid} {session.backend_start.isoformat()}".encode()

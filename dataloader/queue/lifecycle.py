@@ -44,12 +44,12 @@ _TEXTS = {"notes", "error_group", "changed"}  # facts that are no numbers
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """A worker's database session: the connection, the worker's identity, and its backend's pid and start."""
+    """A database session: the connection, and of a worker its identity, and its backend's pid and start."""
 
     conn: db.Connection
-    worker: str
-    backend_pid: int
-    backend_start: datetime
+    worker: str = ""
+    backend_pid: int = 0
+    backend_start: datetime = db.EARLIEST
     is_listening: bool = False  # for queues with jobs
     makes_way: bool = False  # by the next claim, for the last one was short and found fewer jobs than it wanted
     not_plain: dict[str, float] = field(default_factory=dict)  # queues without short claims, until then (monotonic)
@@ -283,16 +283,7 @@ def _step_plain(
     session: Session, queue: str, most: int, ends: Collection[Ended] | None
 ) -> tuple[Step, Collection[Ended]]:
     """The short claim, and the ends that it has not written."""
-    arrays = _arrays(ends)
-    parameters = {
-        "queue": queue,
-        "worker": session.worker,
-        "backend_start": session.backend_start.isoformat(),
-        "most": most,
-        **{name: arrays[name] for name in ("job_ids", "attempts", "progress", "facts")},
-    }
-    _keep_before(session.conn, ends or ())
-    rows = session.conn.repeating.execute(_SQL["step_plain"], parameters, prepare=True).fetchall()
+    rows = _rows_of_step(session, "step_plain", {"queue": queue, "most": most}, ends)
     *_, left, batch = rows.pop() if rows and rows[-1][0] is None else (None, None)
     jobs = [Job._make((row[0], queue, *row[1:11], session.worker, row[11])) for row in rows]
     _forget_large(session.conn, jobs)
@@ -301,15 +292,19 @@ def _step_plain(
     return Step(jobs, ended, batch=batch), [end for end in ends or () if end.job.job_id not in ended]
 
 
+def _rows_of_step(session: Session, statement: str, parameters: Row, ends: Collection[Ended] | None) -> list[Any]:
+    parameters |= {"worker": session.worker, "backend_start": session.backend_start.isoformat(), **_arrays(ends)}
+    _keep_before(session.conn, ends or ())
+    return session.conn.repeating.execute(_SQL[statement], parameters, prepare=True).fetchall()
+
+
 def _forget_large(conn: db.Connection, jobs: Sequence[Job]) -> None:
     if sum(len(job.args_json) for job in jobs) > LARGE:
         del conn.repeating  # it would hold the arguments once more while the jobs run
 
 
 def _long_step(session: Session, parameters: Row, ends: Collection[Ended] | None) -> Step:
-    parameters |= {"worker": session.worker, "backend_start": session.backend_start.isoformat(), **_arrays(ends)}
-    _keep_before(session.conn, ends or ())
-    *rows, last = session.conn.repeating.execute(_SQL["step"], parameters, prepare=True).fetchall()
+    *rows, last = _rows_of_step(session, "step", parameters, ends)
     jobs = [Job._make((*row[:12], session.worker, row[12])) for row in rows]
     _forget_large(session.conn, jobs)
     facts = json.loads(last[13]) if last[13] else {}  # see dl_step

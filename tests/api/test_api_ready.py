@@ -21,7 +21,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from dataloader.api.server import health
 from dataloader.farm.common_log import FarmOutage, Note
-from dataloader.farm.session import Lost, Plain, Session
+from dataloader.farm.session import Lost, Session, opened
 from dataloader.queue import db, migrations
 from dataloader.queue.reports import stats
 
@@ -230,7 +230,7 @@ def test_a_server_without_room(own_db: str, refused: Refused, monkeypatch: pytes
 def test_a_full_disk_that_only_a_worker_met(own_db: str, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(db.Connection, "disk_full_at", db.Connection.disk_full_at)
     outage = FarmOutage(Note(), structlog.get_logger("worker"))
-    worker = Session(lambda: Plain.open(own_db, "dl-worker:q", "public", 5, 5, 5), lambda *_: None, outage, "lost")
+    worker = Session(lambda: opened(own_db, "dl-worker:q", "public", 5, 5, 5), lambda *_: None, outage, "lost")
     with ExitStack() as stack:
         app = stack.enter_context(running(own_db))
         conn = stack.enter_context(db.connect(own_db, name="test", schema="public"))

@@ -15,7 +15,7 @@ from dataloader.queue.reports import stats
 
 COUNTED = 1_000  # jobs of one key that an answer counts
 LONG = 4_000  # bytes of arguments; longer ones stand on the job's own page alone
-_SQL = db.statements("keys.sql", "shown")
+_SQL = db.statements("keys.sql")
 _FIRST = ("-Infinity", "-infinity", str(UUID(int=0)))  # the place before all
 
 

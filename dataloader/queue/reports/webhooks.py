@@ -33,7 +33,7 @@ _VARIABLE = re.compile(rf"{WEBHOOK_SECRETS}[A-Z0-9_]{{1,64}}", re.ASCII)
 WHOLE = re.compile(rf"\$\{{({_VARIABLE.pattern})\}}", re.ASCII)  # a `url` that is a variable of the workers
 
 _log = structlog.get_logger("reaper")
-_SQL = db.statements("webhooks.sql", "shown")
+_SQL = db.statements("webhooks.sql")
 
 
 class WrongWebhook(ValueError):

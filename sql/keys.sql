@@ -1,9 +1,6 @@
 -- The keys of an ordered queue, for dataloader/queue/reports/keys.py. All is served by ix_dl_jobs_order: loose scans and
 -- bounded counts, so that a page costs the same however many jobs a key has. Orders are whole, for no other index has them.
 
--- name: is_ordered
-SELECT coalesce(ordered, false) FROM dl_queues WHERE queue = %(queue)s;
-
 -- name: keys
 -- Keys with queued jobs from `since` on: their jobs, counted up to `most`, and the head that dl_lock_heads would choose.
 WITH RECURSIVE found (lock_key, nth) AS (

@@ -1,8 +1,5 @@
 -- Schedules; called by the functions of the same name in dataloader/queue/plans/schedules.py. A test may give another `now`.
 
--- name: clock
-SELECT now();
-
 -- name: shown
 -- In the place of {shown}: a schedule with its last job, as people see it.
 SELECT s.*, j.status::text AS last_job_status, now() AS now FROM dl_schedules s LEFT JOIN dl_jobs j ON j.job_id = s.last_job_id;

@@ -146,9 +146,6 @@ SELECT DISTINCT lock_key AS name FROM (
   UNION ALL (SELECT lock_key FROM dl_jobs WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT %(scan)s)) keys
  WHERE lower(lock_key COLLATE "C") LIKE %(pattern)s AND length(lock_key) <= 200 ORDER BY name LIMIT %(most)s;
 
--- name: now
-SELECT clock_timestamp();
-
 -- name: chosen
 -- Of these jobs those that the list has now, that count as one of `kinds`, and that have not changed since `until`; locked.
 SELECT job_id FROM dl_jobs j

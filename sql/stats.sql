@@ -366,18 +366,16 @@ SELECT j.job_id, j.status, r.result, CASE WHEN r.result IS NOT NULL THEN j.args 
   FROM dl_jobs j LEFT JOIN dl_results r ON r.job_id = j.job_id AND r.claim = j.claims AND j.status = 'succeeded'
  WHERE j.job_id = %(job_id)s;
 
--- name: events
-SELECT event_id, ts, kind, payload FROM dl_job_events
- WHERE job_id = %(job_id)s AND event_id > %(after)s ORDER BY event_id LIMIT %(limit)s;
-
 -- name: last_events
 -- The newest of the farm's journal, the newest first.
 SELECT event_id, job_id, queue, ts, kind, payload FROM dl_job_events
  WHERE %(queue)s::text IS NULL OR queue = %(queue)s ORDER BY event_id DESC LIMIT %(limit)s;
 
 -- name: next_events
+-- Null is any job, or any queue.
 SELECT event_id, job_id, queue, ts, kind, payload FROM dl_job_events
- WHERE event_id > %(after)s AND (%(queue)s::text IS NULL OR queue = %(queue)s) ORDER BY event_id LIMIT %(limit)s;
+ WHERE event_id > %(after)s AND (%(job_id)s::uuid IS NULL OR job_id = %(job_id)s)
+   AND (%(queue)s::text IS NULL OR queue = %(queue)s) ORDER BY event_id LIMIT %(limit)s;
 
 -- A page of jobs is merged of several sources (of_finished, of_running and others in search.sql), each read in the order of
 -- change from an index; `of_dead` and `of_retries`, whose index begins with the queue, queue by queue. `of_near` and `of_args`

@@ -427,6 +427,13 @@ class Statements(dict[str, str]):
         return next(iter(row.values())) if row else None
 
 
+def now(conn: Conn) -> datetime:
+    """The time of the transaction by the database's clock."""
+    ((at,),) = conn.execute("SELECT now()").fetchall()
+    time: datetime = at
+    return time
+
+
 def call(conn: Conn, function: str, *arguments: Any) -> list[Any]:
     """The rows of a function of the queue, as tuples."""
     called = f"SELECT * FROM {function}({', '.join(['%s'] * len(arguments))})"  # noqa: S608  a name of ours

@@ -308,7 +308,7 @@ def test_a_job_of_any_status_tells_that_a_move_is_not_over(conn: Conn, status: s
         conn.execute("INSERT INTO dl_queues (queue, paused_at, paused_by) VALUES (%s, now(), %s)", (queue, paused_by))
     plain(conn, queue="x", status="succeeded"), plain(conn, queue="y")
     enqueue(conn, queue="to")
-    assert operations.move(conn, "to", "b", BY, limit=1).moved == 1
+    assert operations.move(conn, "to", "b", BY, limit=1)[0] == 1
     operations.pause(conn, "fourth", "night")
     conn.execute("INSERT INTO dl_queues (queue, paused_at, paused_by) VALUES ('z', now(), 'queue move to fourth')")
     plain(conn, queue="z", status=status)

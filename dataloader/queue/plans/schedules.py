@@ -15,7 +15,7 @@ from uuid import UUID
 
 from dataloader import periods
 from dataloader.model.plans import OVERDUE_SEC as OVERDUE_SEC
-from dataloader.queue import lifecycle, operations
+from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.db import Conn
 from dataloader.queue.plans import times
 from dataloader.queue.plans.plan import PAUSE, WORKS, Made, Plans, Row, Rows, add_jobs, shown_job
@@ -44,7 +44,7 @@ def schedule(conn: Conn, name: str, count: int = NEXT) -> Row:
 def add(conn: Conn, new: Mapping[str, Any], by: str) -> Row:
     """Add a schedule, a `new_schedule.checked`; its first due time is the next one from now on. Raises Conflict."""
     with conn.transaction():
-        next_due = times.first(_timing(new), _PLANS.value(conn, "clock"))
+        next_due = times.first(_timing(new), db.now(conn))
         _PLANS.add(conn, _written(new) | {"next_due": next_due, "by": by}, "change it, or choose another name")
     return schedule(conn, new["name"])
 
@@ -105,7 +105,7 @@ def publish(conn: Conn, declared: Mapping[str, Any], zone: str) -> None:
     with conn.transaction():
         changed = _PLANS.do(conn, "retire", tasks=list(declared), names=[each["name"] for each in named])
         if named:
-            now = _PLANS.value(conn, "clock")
+            now = db.now(conn)
             present = [each | {"next_due": times.first(_timing(each), now)} for each in named]
             changed += _PLANS.do(conn, "publish", schedules=json.dumps(present, default=str))
         if changed:

@@ -85,7 +85,7 @@ def target(matching: Filters | None, job_ids: Sequence[UUID] | None) -> Target:
 
 def preview(conn: Conn, order: str, target: Target) -> Row:
     """The effect that the order (one of ORDERS) would have now on the list, as model.Preview. Raises WrongSearch."""
-    as_of, reasons = _SQL.value(conn, "now"), ORDERS[order]
+    as_of, reasons = db.now(conn), ORDERS[order]
     tally = _tally(conn, target, as_of)
     counts = {kind: number for kind, number in tally["counts"].items() if number or kind in tally["at_least"]}
     changes = {kind: number for kind, number in counts.items() if kind not in reasons}

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import psycopg
 
-from dataloader.queue import cursor, db, lifecycle
+from dataloader.queue import cursor, db, lifecycle, operations
 from dataloader.queue.cursor import Page
 from dataloader.queue.db import Conn, Row
 from dataloader.queue.reports import stats
@@ -76,7 +76,7 @@ def _jobs(conn: Conn, of: Row, statuses: list[str], limit: int, after: str | Non
 
 def _check(conn: Conn, queue: str) -> None:
     db.by_index(conn, sorts=False)
-    if not _SQL.value(conn, "is_ordered", queue=queue):
+    if not operations.settings(conn, queue)["ordered"]:
         raise NotOrdered(
             f"the queue {queue} is not ordered, so its keys have no order;"
             f" `dataloader queue set {quote(queue)} --ordered` makes it ordered"

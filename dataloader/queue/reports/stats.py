@@ -332,14 +332,14 @@ def result(conn: Conn, job_id: UUID) -> Row | None:
 
 def events(conn: Conn, job_id: UUID, after: int = 0, limit: int = 200) -> list[Row]:
     """The job's journal behind the event `after`, the oldest first."""
-    return _with_payload(_SQL.rows(conn, "events", job_id=job_id, after=after, limit=limit))
+    return _with_payload(_SQL.rows(conn, "next_events", job_id=job_id, queue=None, after=after, limit=limit))
 
 
 def latest_events(conn: Conn, after: int | None, limit: int, queue: str | None = None) -> list[Row]:
     """The journal of all jobs, or of a queue's, behind the event `after`; None: the newest. The oldest first."""
     if after is None:
         return _with_payload(_SQL.rows(conn, "last_events", limit=limit, queue=queue)[::-1])
-    return _with_payload(_SQL.rows(conn, "next_events", after=after, limit=limit, queue=queue))
+    return _with_payload(_SQL.rows(conn, "next_events", job_id=None, queue=queue, after=after, limit=limit))
 
 
 def attempts(events: Iterable[Row]) -> list[Attempt]:

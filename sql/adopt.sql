@@ -1,5 +1,4 @@
--- The adoption of the contract's tables beside other services; migrations.py says the order. Everything may run again after
--- a failure.
+-- The adoption of the contract's tables beside other services; everything may run again after a failure (migrations.py).
 
 -- name: tables
 -- Is there a table dl_jobs, and has `begin` been there?
@@ -51,7 +50,7 @@ END
 $adopt$;
 
 -- name: old_indexes
--- The contract's indexes that ours replace. With the lease in an index no heartbeat could be a heap-only (HOT) update. And
+-- The contract's indexes that ours replace: with the lease in an index no heartbeat could be a heap-only (HOT) update. And
 -- the index of idempotency keys that has given way to the other one, or was not finished.
 SELECT relname FROM pg_class
  WHERE relnamespace = quote_ident(current_schema())::regnamespace

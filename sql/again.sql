@@ -1,8 +1,7 @@
 -- Jobs that are run again with changes; called by dataloader/queue/again.py.
 
 -- name: fields
--- The fields of a trigger that adds the job again: without what it has once (queue/fields.py), and without an affinity
--- key that follows from the args.
+-- The fields of a trigger that adds the job again (queue/fields.py), without an affinity key that follows from the args.
 SELECT status, {fields.again},
        CASE WHEN affinity_key IS DISTINCT FROM dl_affinity(declared.affinity, args) THEN affinity_key END AS affinity_key
   FROM dl_jobs j LEFT JOIN dl_tasks declared USING (task) WHERE job_id = %(job_id)s;

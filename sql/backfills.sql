@@ -4,12 +4,9 @@
 -- In the place of {shown}: a backfill as people see it, without its counts.
 SELECT *, greatest(extract(epoch FROM now() - next_at), 0)::float8 AS overdue_sec, now() AS now FROM dl_backfills;
 
--- name: backfills
+-- name: listed
 -- The newest first.
-{shown} ORDER BY created_at DESC, name LIMIT %(limit)s;
-
--- name: named
-{shown} WHERE name = %(name)s;
+{shown} WHERE %(name)s::text IS NULL OR name = %(name)s ORDER BY created_at DESC, name LIMIT %(limit)s;
 
 -- name: status_of
 -- In the place of {status_of}: what became of a partition. `missing`: its job is gone.
@@ -72,15 +69,13 @@ SELECT p.place, p.job_id FROM dl_partitions p JOIN dl_jobs j USING (job_id)
 SELECT * FROM dl_backfills WHERE next_at <= clock_timestamp() ORDER BY next_at LIMIT 1 FOR UPDATE SKIP LOCKED;
 
 -- name: has_company
--- Whether a job outside of this limit runs, or ended in the last second. Served by ix_dl_jobs_running and
--- ix_dl_jobs_finished.
+-- Whether a job outside of this limit runs, or ended in the last second: ix_dl_jobs_running, ix_dl_jobs_finished.
 SELECT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND %(limit)s <> ALL (coalesce(limits, '{}')))
     OR EXISTS (SELECT FROM dl_jobs
                 WHERE finished_at > now() - interval '1 s' AND %(limit)s <> ALL (coalesce(limits, '{}')));
 
 -- name: bunch
--- The next partitions, with their own jobs. Both ends are named here and below: without them the first bunches would read
--- the whole ledger.
+-- The next partitions, with their own jobs. By both ends, here and below: else the first would read the whole ledger.
 SELECT place, partition, CASE WHEN NOT is_skipped THEN job_id END AS job_id FROM dl_partitions
  WHERE backfill = %(name)s AND place > %(after)s AND place <= %(upto)s ORDER BY place;
 
@@ -102,8 +97,7 @@ UPDATE dl_partitions p SET job_id = made.job_id, fingerprint = made.fingerprint,
  WHERE p.backfill = %(name)s AND p.place > %(after)s AND p.place <= %(upto)s AND p.place = made.place;
 
 -- name: done_up_to
--- Up to this place all have jobs, or are canceled. The next bunch comes `rest` times the length of this transaction later, so
--- that claims go on as fast as before.
+-- Up to this place all have jobs, or are canceled. The next bunch comes `rest` times this transaction's length later.
 UPDATE dl_backfills SET made = CASE WHEN canceled_at IS NULL THEN %(upto)s ELSE made END,
                         canceled = CASE WHEN canceled_at IS NULL THEN canceled ELSE %(upto)s END,
                         error = NULL, error_at = NULL,

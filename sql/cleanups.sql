@@ -1,5 +1,4 @@
--- The rest that canceled jobs have left behind (`on_cancel` in a checkpoint). Asked job by job: a join would begin with
--- all checkpoints.
+-- What canceled jobs have left behind (`on_cancel` in a checkpoint). Asked job by job: a join would read all checkpoints.
 
 -- name: due
 -- The jobs that have ended canceled and left something behind.
@@ -9,14 +8,12 @@ SELECT job_id FROM dl_cleanups c JOIN dl_jobs USING (job_id)
  ORDER BY job_id LIMIT %(most)s;
 
 -- name: take
--- One of them, locked, so that no session queues it again meanwhile. No row: the job was queued again, or another session
--- has it locked.
+-- One of them, locked, so that no session queues it again meanwhile. No row: it was queued again, or is locked.
 SELECT queue, task, partition_key, lease_ttl_sec, timeout_sec
   FROM dl_jobs WHERE job_id = %(job_id)s AND status = 'canceled' FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: strike
--- A statement of its own behind the lock, to see what other reapers have committed. No row: the cleanup is there, or not
--- needed.
+-- Behind the lock, to see what other reapers have committed. No row: the cleanup is there, or not needed.
 DELETE FROM dl_cleanups c
  WHERE job_id = %(job_id)s
    AND (SELECT checkpoint ? 'on_cancel' FROM dl_checkpoints k WHERE k.job_id = c.job_id)

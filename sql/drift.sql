@@ -22,7 +22,7 @@ SELECT proname AS name, prosrc AS body, lanname AS language, prosecdef AS by_own
   FROM pg_proc p JOIN pg_language l ON l.oid = prolang WHERE pronamespace = quote_ident(current_schema())::regnamespace;
 
 -- name: bound
--- A row while the functions name the schema in which they are; one stands for all, which are made together.
+-- A row while the functions name the schema in which they are; one stands for all.
 SELECT FROM pg_proc
  WHERE proname = 'dl_log_days' AND pronamespace = quote_ident(current_schema())::regnamespace
    AND strpos(prosrc, 'home text := ' || quote_literal(current_schema())) > 0;

@@ -2,8 +2,7 @@
 
 -- name: groups
 -- The groups of dead jobs and of those that wait for a retry, the largest first. Reads of each queue its latest jobs, `scan`
--- dead and `scan_retried` others in all, at least a hundred each; is_cut: there are more. Hosts are those of the latest five
--- jobs. Served by ix_dl_jobs_dead, ix_dl_jobs_retried, ix_dl_job_events_job.
+-- dead and `scan_retried` others in all, at least 100 each; is_cut: there are more. Hosts are those of the latest five jobs.
 WITH RECURSIVE
 with_dead (queue) AS (
   SELECT max(queue) FROM dl_jobs WHERE status IN ('failed', 'lost') AND (%(queue)s::text IS NULL OR queue = %(queue)s)

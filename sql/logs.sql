@@ -11,8 +11,7 @@ SELECT j.job_id, j.claims, j.attempt, l.line, clock_timestamp() - l.age_sec * in
                 AND j.status::text = 'running';
 
 -- name: leave_out
--- Lines of a running run: from its middle, or all behind the last confirmed one. `age_sec` bounds the partitions that are
--- read.
+-- Lines of a running run: from its middle, or behind the last confirmed one. `age_sec` bounds the partitions read.
 DELETE FROM dl_job_logs l USING dl_jobs j
  WHERE j.job_id = %(job_id)s AND j.attempt = %(attempt)s AND j.claimed_by = %(claimed_by)s AND j.status::text = 'running'
    AND l.job_id = j.job_id AND l.claim BETWEEN %(claim)s AND j.claims AND l.line BETWEEN %(first)s AND %(last)s

@@ -110,8 +110,7 @@ SELECT CASE WHEN EXISTS (SELECT FROM taken) THEN 0
 SELECT %(transaction)s::xid8 < pg_snapshot_xmin(pg_current_snapshot());
 
 -- name: task_names
--- The tasks of workers, journal and newest queued jobs, and this one by itself. Served by small tables and
--- ix_dl_jobs_queued.
+-- The tasks of workers, journal and newest queued jobs (ix_dl_jobs_queued), and this one by itself.
 (SELECT task FROM dl_tasks UNION SELECT task FROM dl_needs UNION SELECT task FROM dl_totals
  UNION SELECT task FROM (SELECT task FROM dl_jobs WHERE enum_eq(status, 'queued') ORDER BY created_at DESC LIMIT 100) new
  LIMIT %(most)s)
@@ -126,8 +125,7 @@ SELECT task = ANY (names) OR EXISTS (SELECT FROM dl_needs WHERE task = %(task)s)
  WHERE names <> '{}';
 
 -- name: queue_names
--- The queues with workers, settings, plans or sums, and this one when it has jobs. Served by small tables,
--- ix_dl_jobs_claim, ix_dl_jobs_running and ix_dl_jobs_dead.
+-- The queues with workers, settings, plans or sums, and this one when it has jobs: by small tables and indexes.
 (SELECT queue FROM dl_served UNION SELECT queue FROM dl_totals
  UNION SELECT job ->> 'queue' FROM dl_schedules UNION SELECT queue FROM dl_backfills
  UNION SELECT queue FROM dl_queues WHERE paused_at IS NOT NULL OR max_length IS NOT NULL OR ordered LIMIT %(most)s)

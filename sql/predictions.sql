@@ -73,8 +73,7 @@ SELECT name, greatest(most - (SELECT count(*) FROM dl_jobs WHERE status = 'runni
 SELECT task, seconds FROM dl_durations WHERE task = ANY (%(tasks)s);
 
 -- name: accuracy
--- The errors of the last day's predictions as shares of the time that was left, and the share of ends within their ranges;
--- `ratios` of three days: time taken by time predicted. Served by ix_dl_predictions_ended.
+-- How right the last day's predictions were, by the time that was left; `ratios` of three days: time taken by predicted.
 SELECT count(*) FILTER (WHERE is_of_today) AS predictions,
        percentile_cont(0.5) WITHIN GROUP (ORDER BY missed / took) FILTER (WHERE is_of_today) AS error,
        avg((ended_at BETWEEN earliest AND latest)::int) FILTER (WHERE is_of_today)::float8 AS within,

@@ -50,11 +50,8 @@ SELECT queue, max_length, (
          SELECT count(*) FROM (SELECT FROM dl_jobs j WHERE j.queue = q.queue AND status = 'queued' LIMIT 10000) n) AS length
   FROM dl_queues q WHERE queue = ANY (%(queues)s::text[]) AND dl_is_full(queue) ORDER BY queue LIMIT 1;
 
--- name: known
-SELECT count(*) FROM dl_jobs WHERE idempotency_key = ANY (%(keys)s);
-
 -- name: find
-SELECT job_id, status::text FROM dl_jobs WHERE idempotency_key = %(idempotency_key)s;
+SELECT job_id, status::text FROM dl_jobs WHERE idempotency_key = ANY (%(keys)s);
 
 -- name: status
 -- Jobs as the API shows them. A queued one says why it waits: one reason of its queue, one of itself and one of the workers,
@@ -204,8 +201,7 @@ journal AS (
 SELECT count(*), coalesce(bool_or(cancel_requested), false) FROM renewed;
 
 -- name: leap
--- running -> running: a number for this claim above a fence in its target, after the queue was restored from an older state.
--- No row: the claim is over.
+-- running -> running: a number for this claim above a fence in its target. No row: the claim is over.
 UPDATE dl_jobs SET claims = greatest(claims, %(fence)s) + 1
  WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
 RETURNING claims;
@@ -217,8 +213,7 @@ SELECT * FROM dl_finish(
   %(delays_sec)s::float8[], %(progress)s::text[], %(facts)s::text[]);
 
 -- name: keep_results
--- The results of runs, committed before their ends. Only of claims that hold; a stopped run that comes later replaces
--- nothing.
+-- The results of runs, before their ends, only of claims that hold; a stopped run that comes later replaces nothing.
 INSERT INTO dl_results (job_id, claim, result)
 SELECT job_id, claims, %(result)s::jsonb FROM dl_jobs
  WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
@@ -313,8 +308,7 @@ SELECT DISTINCT claimed_by FROM dl_jobs WHERE status = 'running' AND starts_with
 
 -- name: settle_gone
 -- running -> queued, lost, failed or canceled: the jobs of a worker that is gone. It began those with a heartbeat in their
--- delivery. A job that ends its host before its first heartbeat looks like one not begun: it is handed back so once for each
--- attempt.
+-- delivery. A job without one, which may end each host so, is handed back once for each attempt.
 SELECT job_id, status::text FROM dl_settle(%(worker)s, ARRAY(
   SELECT j.job_id FROM dl_jobs j
    WHERE j.status = 'running' AND j.claimed_by = %(worker)s

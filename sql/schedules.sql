@@ -4,11 +4,8 @@
 -- In the place of {shown}: a schedule with its last job, as people see it.
 SELECT s.*, j.status::text AS last_job_status, now() AS now FROM dl_schedules s LEFT JOIN dl_jobs j ON j.job_id = s.last_job_id;
 
--- name: schedules
-{shown} ORDER BY s.name;
-
--- name: named
-{shown} WHERE s.name = %(name)s;
+-- name: listed
+{shown} WHERE %(name)s::text IS NULL OR s.name = %(name)s ORDER BY s.name;
 
 -- name: lock
 SELECT *, now() AS now FROM dl_schedules WHERE name = %(name)s FOR UPDATE;
@@ -29,8 +26,7 @@ UPDATE dl_schedules SET {changes} WHERE name = %(name)s;
 DELETE FROM dl_schedules WHERE name = %(name)s;
 
 -- name: publish
--- The schedules that pipelines declare. A schedule that a person has made or changed stays; with the same timing the next
--- due time stays.
+-- The schedules of pipelines. One that a person has made or changed stays, and with the same timing the next due time.
 INSERT INTO dl_schedules AS s (name, origin, cron, interval_sec, timezone, catch_up, overlap, jitter_sec, job, next_due,
                                created_by)
 SELECT name, 'code', cron, interval_sec, timezone, catch_up, overlap, jitter_sec, job, next_due, 'code'

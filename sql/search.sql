@@ -1,5 +1,4 @@
--- The conditions of searches, tallies and suggestions, for
--- dataloader/queue/reports/{search,stats,tallies,bulk}.py.
+-- The conditions of searches, tallies and suggestions, for dataloader/queue/reports/{search,stats,tallies,bulk}.py.
 
 -- name: found
 -- In the place of {found}: whether the job `j` has what the search asks for; null is no condition. Of a job with texts that

@@ -311,8 +311,7 @@ SELECT 'notifications', pid, usename, application_name, extract(epoch FROM clock
  ORDER BY coalesce(xact_start, clock_timestamp() - interval '10 s') LIMIT 1);
 
 -- name: vacuum
--- Dead and living rows of dl_jobs, and the holder of vacuum: the oldest snapshot. Other roles' age and query need
--- pg_read_all_stats.
+-- Dead and living rows of dl_jobs, and the oldest snapshot's holder. Others' age and query need pg_read_all_stats.
 SELECT n_dead_tup AS jobs_dead_tuples, n_live_tup AS jobs_live_tuples, to_jsonb(h) AS held_by
   FROM pg_stat_user_tables
   LEFT JOIN LATERAL (

@@ -68,17 +68,12 @@ def drifts(conn: db.Connection, functions: str) -> list[Drift]:
 
 def of_tables(conn: Conn) -> list[Drift]:
     """The triggers and indexes that are missing, disabled or changed."""
-    return [*_trigger_drifts(conn), *_index_drifts(conn, _schema())]
+    return [*_trigger_drifts(conn), *index_drifts(conn, _schema())]
 
 
 @cache
 def _schema() -> str:
     return fields.filled((db.sql_folder() / "schema.sql").read_text("utf-8"))
-
-
-def index_statements(conn: db.Connection, schema: str) -> list[str]:
-    """The statements, each to stand alone, that build the indexes of this text that are missing or invalid."""
-    return [statement for each in _index_drifts(conn, schema) for statement in each.mend]
 
 
 def is_bound(conn: db.Connection) -> bool:
@@ -114,7 +109,8 @@ def _trigger_drifts(conn: Conn) -> Iterator[Drift]:
             yield Drift(f"trigger {name}", "is disabled", (f"ALTER TABLE {table} ENABLE TRIGGER {name}",))
 
 
-def _index_drifts(conn: Conn, schema: str) -> Iterator[Drift]:
+def index_drifts(conn: Conn, schema: str) -> Iterator[Drift]:
+    """The indexes of this text that are missing or invalid; the statements that mend one stand alone."""
     installed = {row["name"]: row["works"] for row in _SQL.rows(conn, "indexes")}
     for match in _INDEX.finditer(schema):
         if not installed.get(match[1]):

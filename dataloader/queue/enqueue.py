@@ -92,7 +92,7 @@ def enqueue(
                     _depend(conn, links([new.depends_on], [new.on_parent_failure], [job_id]), None, asker)
                 return job_id, "queued"
             # A statement of its own, for its own snapshot: in one with the insert the twin's row stays invisible.
-            if row := conn.execute(_SQL["find"], {"idempotency_key": new.idempotency_key}).fetchone():
+            if row := conn.execute(_SQL["find"], {"keys": [new.idempotency_key]}).fetchone():
                 if asker and not_for(conn, asker, [row[0]]):
                     raise KeyTaken
                 return row[0], row[1]
@@ -217,7 +217,7 @@ def require_room_for(conn: Conn, columns: Columns) -> None:
 
 def are_known(conn: Conn, keys: set[str | None]) -> bool:
     """Whether each of these idempotency keys has a job."""
-    return bool(_SQL.value(conn, "known", keys=list(keys)) == len(keys))  # None, a job without a key, never matches
+    return _SQL.do(conn, "find", keys=list(keys)) == len(keys)  # None, a job without a key, never matches
 
 
 def _depend(

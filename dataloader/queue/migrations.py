@@ -264,7 +264,7 @@ def _make(conn: db.Connection) -> list[str]:
         unfit = _in_batches(conn, "unfit", "fit")
         mended = [f"job {job_id}, which broke a check of dl_jobs" for job_id in unfit[:FIT_LISTED]]
         mended += [f"and {len(unfit) - FIT_LISTED} more jobs"] if len(unfit) > FIT_LISTED else []
-        for statement in drift.index_statements(conn, parts["indexes"]):
+        for statement in [each for index in drift.index_drifts(conn, parts["indexes"]) for each in index.mend]:
             conn.execute(statement.encode())
         before, behind = [], [f"{_ADOPT['finish']};\n"]
     else:

@@ -40,7 +40,7 @@ def counts(conn: Conn, name: str) -> Rows:
 
 def listed(conn: Conn, of_large: Counts = counts) -> Rows:
     """The newest backfills with counts; `of_large` counts those of LARGE partitions: 10,000 of them take some 80 ms."""
-    return [_shown(conn, row, of_large) for row in _PLANS.rows(conn, "backfills", limit=LISTED)]
+    return [_shown(conn, row, of_large) for row in _PLANS.rows(conn, "listed", name=None, limit=LISTED)]
 
 
 def backfill(conn: Conn, name: str, of_large: Counts = counts) -> Row:

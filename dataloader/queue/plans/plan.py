@@ -59,9 +59,9 @@ class Plans(db.Statements):
         super().__init__(db.statements(f"{noun}s.sql", *parts))
         self.noun, self.channel = noun, f"dl_{noun}s"
 
-    def named(self, conn: Conn, name: str, statement: str = "named") -> Row:
+    def named(self, conn: Conn, name: str, statement: str = "listed") -> Row:
         """The one of this name, as people see it; raises Unknown."""
-        if row := self.first(conn, statement, name=name):
+        if row := self.first(conn, statement, name=name, limit=None):
             return row
         raise Unknown(f"there is no {self.noun} with this name")
 

@@ -33,7 +33,7 @@ due_in, listen = _PLANS.due_in, _PLANS.listen
 
 def listed(conn: Conn, count: int = NEXT) -> Rows:
     """All schedules by name, each with up to `count` of its next due times (`next`)."""
-    return [_shown(row, count) for row in _PLANS.rows(conn, "schedules")]
+    return [_shown(row, count) for row in _PLANS.rows(conn, "listed", name=None)]
 
 
 def schedule(conn: Conn, name: str, count: int = NEXT) -> Row:

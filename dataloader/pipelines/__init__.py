@@ -35,7 +35,6 @@ __all__ += ["import_users"]
 
 BUILT_IN = (
     "noop",
-    "csv_file",
     "files",
     "cbr",
     "llm",
@@ -44,7 +43,6 @@ BUILT_IN = (
     "postgres",
     "database",
     "download",
-    "parquet",
     "engines",
 )
 

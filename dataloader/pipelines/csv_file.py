@@ -1,8 +1,8 @@
-"""`load.csv`: a CSV file into a table, by key, all of it or nothing.
+"""Files of text as CSV records, for `load.files` and `load.csv`.
 
-PostgreSQL's own rules for CSV and for its types apply to the records, except that a quote within a field is literal.
-Reading takes bounded memory: one record, or one chunk. Records that COPY reads as we do pass in blocks, by one match of
-a pattern.
+PostgreSQL's own rules for CSV apply to the records, except that a quote within a field is literal. A file of another
+encoding is read as UTF-8. Reading takes bounded memory: one record, or one chunk. Chunks that Arrow reads as PostgreSQL
+does pass as a binary COPY, and other records that COPY reads as we do pass in blocks, by one match of a pattern.
 """
 
 from __future__ import annotations
@@ -12,30 +12,19 @@ import csv
 import io
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import accumulate, chain, islice, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
 
 from pydantic import AfterValidator, Field
 
-from dataloader.pipelines import Arguments, Context, PermanentError, Progress, csv_table, register, validated
-from dataloader.pipelines.csv_table import (
-    LONGEST_RECORD,
-    Batch,
-    Block,
-    FileArguments,
-    FileSource,
-    Item,
-    Place,
-    Rejected,
-    Target,
-    identifier,
-    unique,
-)
+from dataloader.pipelines import Arguments, PermanentError
+from dataloader.pipelines.csv_table import LONGEST_RECORD, Batch, Block, FileSource, Item, Place, Rejected
 
 if TYPE_CHECKING:
     from dataloader.pipelines.arrow_block import Copied
+    from dataloader.pipelines.files import Shape
 
 _OF_COPY = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "0": "\0"}  # behind its backslash
 _IS_OPEN = re.compile(r"(?<!\\)(?:\\\\)*\\\r?\n\Z").search  # the line end behind a backslash is within a text
@@ -114,45 +103,45 @@ class Layout(Arguments):
     widths: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)] | None = None
 
 
-class Wanted(Target, FileArguments):
-    """The `args` of `load.csv`; docs/loaders.md explains each."""
+class _Utf8:
+    """A text as its bytes in UTF-8. To go back is to read from the begin."""
 
-    delimiter: Annotated[str, AfterValidator(_mark)] = ","
-    encoding: Annotated[str, AfterValidator(_encoding)] = "utf-8"
+    def __init__(self, text: io.TextIOWrapper) -> None:
+        self._text, self._at, self._next = text, 0, b""
 
+    def read(self, size: int) -> bytes:
+        """The next bytes, about so many; none at the end."""
+        data = self._next or self._text.read(size).encode("utf-8", "surrogatepass")
+        self._at, self._next = self._at + len(data), b""
+        return data
 
-@register("load.csv", spares_attempts=True)
-def load_csv(args: dict[str, Any], context: Context) -> Generator[Progress | None, None, Progress]:
-    """Make the rows of `table` with the file's keys equal to the file's, in one transaction.
-
-    A second run changes nothing. The last of several records with the same key counts. A wrong argument, a bad
-    record or a table that does not fit raises PermanentError and leaves the table unchanged. A run after another one
-    that ended in the middle of a large file goes on there, unless the file has changed. The result is
-    what `csv_table.load` has counted, with the number of the quotes that were read literally.
-    """
-    wanted = validated(Wanted, args)
-    descriptor = csv_table.opened(context.data_dir, wanted.path)
-    layout = Layout(delimiter=wanted.delimiter, encoding=wanted.encoding)
-    with opened_text(open(descriptor, "rb"), wanted.encoding) as stream:
-        source = CsvFile(wanted.path, descriptor, stream, layout)
-        source.require_names()
-        counts = yield from csv_table.load(context, wanted, source)
-    if literal := counts.get("literal_quotes"):
-        context.logger.warning("%s: %s quotes within fields were read literally", wanted.path, literal)
-    return counts
+    def seek(self, offset: int) -> None:
+        """Go to this byte."""
+        if offset < self._at:
+            self._text.seek(0)
+            self._at, self._next = 0, b""
+        while self._at < offset and (data := self.read(_CHUNK)):
+            behind = max(0, self._at - offset)
+            self._at, self._next = self._at - behind, data[len(data) - behind :]
 
 
-def opened_text(stream: BinaryIO, encoding: str) -> io.TextIOWrapper:
-    """The stream's text, with its line ends; what is no text of this encoding is marked."""
-    return io.TextIOWrapper(stream, encoding=encoding, errors=_mark_undecodable.__name__, newline="")
+def as_utf8(stream: BinaryIO, encoding: str) -> Any:
+    """The stream's text in UTF-8, to be read and sought; what is no text of its encoding becomes what is none there."""
+    if _is_utf8(encoding):
+        return stream
+    return _Utf8(io.TextIOWrapper(stream, encoding=encoding, errors=_mark_undecodable.__name__, newline=""))
+
+
+def _is_utf8(encoding: str) -> bool:
+    return codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
 
 
 class _Chunk(NamedTuple):
-    mark: Any  # of the text stream, where the chunk begins
-    text: str | bytes  # whole lines
-    line: int = 0  # before it
-    copied: Copied | None = None  # the same, if a record begins here
-    end: int | None = None  # where the thread that reads ahead has come in the file
+    mark: int  # where its bytes begin
+    text: bytes  # whole lines
+    line: int  # before it
+    copied: Copied | None  # the same, if a record begins here
+    end: int  # where reading has come in the file
 
 
 class CsvFile(FileSource):
@@ -163,26 +152,21 @@ class CsvFile(FileSource):
     quote enclosed in quotes. A record of another layout is cut into its fields, and written anew for COPY.
     """
 
-    names_columns = "header"
-    hint = "; is the delimiter right?"
     is_typed = False
 
-    def __init__(
-        self, path: str, descriptor: int, stream: io.TextIOWrapper, layout: Layout, is_checked: bool = False
-    ) -> None:
-        """Read the header; `is_checked` refuses text that cannot be meant, and yields refused records as Rejected."""
+    def __init__(self, path: str, descriptor: int, file: Any, layout: Layout) -> None:
+        """Read the header; `file` has the text `as_utf8`."""
         super().__init__(path, descriptor)
-        self._descriptor, self._stream, self._encoding = descriptor, stream, layout.encoding or "utf-8"
-        self._layout, self._is_checked = layout, is_checked
+        self._file, self._layout, self._encoding = file, layout, layout.encoding or "utf-8"
         codec = codecs.lookup(self._encoding).name
-        self._has_controls = is_checked and not codec.startswith("utf")
-        self._is_utf8_file = codec == "utf-8"
-        self._may_be_utf8 = is_checked and codec.startswith(_ONE_BYTE)
+        self._errors = "surrogateescape" if _is_utf8(codec) else "surrogatepass"  # how invalid text is kept
+        self._has_controls, self._may_be_utf8 = not codec.startswith("utf"), codec.startswith(_ONE_BYTE)
         self._line = self._literal_quotes = self._repeated_headers = 0  # of the records that were read
         self._header: str | None = None
         self._last: int | None = None  # the number of the last record above the footer
         self._names: list[str] = []
         self._one = self._many = re.compile("(?!)")  # match one record, and many of them, that may pass in a block
+        self._copied: Callable[[bytes, int], Copied | None] | None = None
         self._skip_to_header()
         mark = "," if layout.widths else layout.delimiter or self._recognized()
         self._is_cut = is_cut = bool(layout.widths or mark == WHITESPACE)
@@ -244,22 +228,21 @@ class CsvFile(FileSource):
             left = left if left > 0 else size
             yield item
 
-    def pass_in_blocks(
-        self,
-        *kinds: Sequence[str],
-        fitted: Callable[[int, Block], Block] | None = None,
-        copied: Callable[[bytes, int], Copied | None] | None = None,
-    ) -> None:
-        """Take the kinds of records, a pattern for each column, that `items` gives in blocks; others come one by one.
-
-        `fitted` gets the number of a block's first record, and returns the block as COPY gets it. A thread calls
-        `copied` ahead, as `arrow_block.reader` makes it, for records of these kinds alone.
-        """
+    def take(self, shape: Shape) -> bool:
+        """`items` gives records of these patterns in blocks, and chunks of such records alone as Arrow's rows."""
+        comment, self._fitted, self._copied = self._layout.comment, shape.fitted, None
         # Lines that COPY or this reader take for something else than a record.
-        other = "|".join(["[\r\n]", r"(?:\\\.|\x1a)[\r\n]", *filter(None, [re.escape(self._layout.comment or "")])])
-        record = f"(?!{other})(?:{'|'.join(map(re.escape(self._delimiter).join, kinds))})\r?\n"
-        self._fitted, self._copied = fitted or (lambda number, block: block), copied
+        other = "|".join(["[\r\n]", r"(?:\\\.|\x1a)[\r\n]", *filter(None, [re.escape(comment or "")])])
+        record = f"(?!{other})(?:{'|'.join(map(re.escape(self._delimiter).join, shape.passing))})\r?\n"
         self._one, self._many = re.compile(record), re.compile(f"(?:{record})*+")
+        with suppress(ImportError):
+            from dataloader.pipelines import arrow_block
+
+            if shape.is_usual and not self._has_controls:
+                others = [comment] if comment else []
+                given = shape.words, shape.stored, shape.added, shape.lines, others
+                self._copied = arrow_block.reader(self._delimiter, *given)
+        return bool(shape.passing)
 
     def _block(self, most: int) -> tuple[int, Block | Batch] | None:
         """The records from here on that COPY reads as we do, at most so many; None where the next one is none."""
@@ -284,70 +267,67 @@ class CsvFile(FileSource):
     def _seek(self, begin: Place, most: int = 0) -> None:
         """Go to a place; a thread reads ahead, where chunks of up to so many records may be copied."""
         self.close()
-        mark, self._line, self._count, self._literal_quotes, skipped, self._repeated_headers = begin
-        self._stream.seek(mark)
-        self._stream.read(skipped)
-        self._mark, self._chunk, self._lines = self._stream.tell(), "", io.StringIO()
-        self._chunks, self._end = self._texts(), None
-        if most and self._copied and self._is_utf8_file:
+        self._mark, self._line, self._count, self._literal_quotes, self._repeated_headers = begin
+        self._file.seek(self._mark)
+        self._show("")
+        self._chunks = self._chunked(self._mark, self._line, most)
+        if most and self._copied:
             from dataloader.pipelines.binary_copy import ahead
 
-            self._stream.seek(self._mark)  # and so its buffer
-            self._reading = ahead(self._copies(self._stream.buffer, most))
-            self._chunks = chain(self._reading, self._chunks)
+            self._chunks = self._reading = ahead(self._chunks)
 
-    def _texts(self) -> Iterator[_Chunk]:
+    def _chunked(self, mark: int, line: int, most: int) -> Iterator[_Chunk]:
+        """The file from there on, with copies of up to `most` records; behind its end come empty chunks."""
+        data, size, marks = b"", _CHUNK, ((self._header or "\0").encode(), codecs.BOM_UTF8)
         while True:
-            mark = self._stream.tell()
-            yield _Chunk(mark, self._stream.read(_CHUNK) + self._stream.readline(LONGEST_RECORD))
+            while more := self._file.read(max(size, len(data), 1)):
+                data += more
+                end = data.rfind(b"\n") + 1 or data.rfind(b"\r", 0, -1) + 1
+                if end or len(data.decode(errors="ignore")) > LONGEST_RECORD:
+                    break
+            end = end if more and end else len(data)
+            if not (most and self._copied):
+                yield _Chunk(mark, data[:end], line, None, self._read_to())
+            else:
+                end = _end_of_records(data, end) or end
+                text, copied = data[:end], None
+                if text and end <= 2 * _COPIED_CHUNK and not any(odd in text for odd in marks):
+                    copied = self._copied(text, line)
+                if copied:
+                    size = min(_COPIED_CHUNK, end * most * 9 // (copied.records * 10))
+                is_fit = copied and copied.records <= most
+                yield _Chunk(mark, text, line, copied if is_fit else None, self._read_to())
+                line += copied.lines if copied else len(re.findall(b"\r\n?|\n", text))
+            mark, data = mark + end, data[end:]
 
-    def _copies(self, file: Any, most: int) -> Iterator[_Chunk]:
-        """The chunks with their copies; the stream goes on behind them."""
-        line, size = self._line, _CHUNK
-        header = (self._header or "\0").encode()
-        while True:
-            mark, copied = file.tell(), None
-            text = file.read(size) + file.readline(LONGEST_RECORD)
-            is_open = text.count(b'"') & 1
-            while is_open and len(text) < size + 2 * _CHUNK and (more := file.readline(LONGEST_RECORD)):
-                text += more
-                is_open ^= more.count(b'"') & 1
-            if not text or (len(text) > LONGEST_RECORD and not text.endswith(b"\n")):
-                break
-            is_odd = len(text) > 2 * _COPIED_CHUNK or header in text or (b"\xef" in text and codecs.BOM_UTF8 in text)
-            if self._copied and not is_odd and (copied := self._copied(text, line)):
-                size = min(_COPIED_CHUNK, len(text) * most * 9 // (copied.records * 10))
-                copied = copied if copied.records <= most else None
-            yield _Chunk(mark, text, line, copied, self._read_to())
-            line += copied.lines if copied else len(re.findall(b"\r\n?|\n", text))
-        self._stream.seek(mark)
+    def _show(self, text: str) -> None:
+        """Make this text the chunk that is read."""
+        self._chunk, self._lines = text, io.StringIO(text, newline="")
 
     def _advance(self, may_copy: bool = False) -> tuple[int, Batch] | None:
         """Go to the next chunk; behind the last record it may be copied as a whole, and then these are its rows."""
-        self._mark, text, line, copied, self._end = next(self._chunks)
+        self._mark, data, line, copied, self._end = next(self._chunks)
         if may_copy and copied and line == self._line:
-            self._mark, self._chunk, self._lines = self._mark + len(text), "", io.StringIO()
+            self._mark += len(data)
+            self._show("")
             self._count += copied.records
             self._line += copied.lines
 
             def singles(number: int) -> Iterator[tuple[int, str]]:
-                block = Block(_ends_by_lf(str(text, "utf-8")), copied.records)  # type: ignore[arg-type]
+                block = Block(_ends_by_lf(data.decode()), copied.records)
                 return self._fitted(number, block).singles(number)
 
-            return line + 1, Batch(copied.records, len(text), copied.binary, singles)
-        text = self._chunk = text if isinstance(text, str) else text.decode("utf-8", _mark_undecodable.__name__)
-        self._lines = io.StringIO(text, newline="")
+            return line + 1, Batch(copied.records, len(data), copied.binary, singles)
+        try:
+            text, is_valid = data.decode(), True
+        except UnicodeDecodeError:
+            text, is_valid = data.decode(errors=self._errors), False
+        self._show(text)
         self._is_utf8 = self._may_be_utf8 and not text.isascii() and self._reads_as_utf8(text)
         # In a chunk with one of these each record is examined.
-        self._is_clean = not (
-            "\0" in text
-            or "\ufeff" in text
-            or (self._header and self._header in text)
-            or (self._has_controls and _CONTROLS.search(text))
-            or self._is_utf8
-            or len(text) >= LONGEST_RECORD
-            or not _is_unicode(text)
-        )
+        has_controls = self._has_controls and _CONTROLS.search(text)
+        odd = "\0" in text or "\ufeff" in text or bool(self._header and self._header in text) or bool(has_controls)
+        self._is_clean = is_valid and not odd and not self._is_utf8 and len(text) < LONGEST_RECORD
         return None
 
     def _reads_as_utf8(self, text: str) -> bool:
@@ -365,33 +345,20 @@ class CsvFile(FileSource):
         return line
 
     def place(self) -> Place:
-        """Where the next record begins, blank lines included: so many characters behind a mark of the text stream."""
-        odd = self._literal_quotes, self._lines.tell(), self._repeated_headers
-        return Place(self._mark, self._line, self._count, *odd)
+        """Where the next record begins, blank lines included."""
+        read = self._chunk[: self._lines.tell()].encode("utf-8", self._errors)
+        return Place(self._mark + len(read), self._line, self._count, self._literal_quotes, self._repeated_headers)
 
     def error(self, line: int, reason: str, extra_lines: int = 0) -> PermanentError:
         to = f" to {line + extra_lines}" if extra_lines else ""
         return PermanentError(f"{self.origin}, line {line}{to}: {reason}")
 
-    def require_names(self) -> None:
-        """Take the names of the header for the columns; raises PermanentError where they cannot be."""
-        try:
-            if not self.names or not all(self.names):
-                raise ValueError("should be a header that names every column")
-            self.columns = dict.fromkeys(unique([identifier(name) for name in self.names]), "text")
-            self.pass_in_blocks([text_pattern(self._delimiter)] * len(self.names))
-        except ValueError as e:
-            raise self.error(self.header_line, f"header: {e}") from None
-
     def _skip_to_header(self) -> None:
-        self._stream.seek(0)
         try:
-            if self._stream.read(1) != "\ufeff":
-                self._stream.seek(0)
+            self._seek(Place(3 * self._file.read(3).startswith(codecs.BOM_UTF8)))
+            self._advance()
         except UnicodeError:  # UTF-16 and UTF-32 without their byte order mark
             raise self.error(1, f"should begin with the byte order mark of {self._encoding}") from None
-        self._chunks = self._texts()
-        self._advance()
         self._sep = _SEP_LINE.fullmatch(self._lines.readline(_RECOGNIZED_BY))
         self._line = max(self._layout.skip_rows, int(self._sep is not None))
         self._lines.seek(0)
@@ -440,7 +407,7 @@ class CsvFile(FileSource):
 
     def _records(self) -> Iterator[tuple[int, str | Rejected]]:
         # This loop runs once per line of the file, so the cheap tests come first and calls are few.
-        quote, comment, is_checked, is_copy = self._quote, self._layout.comment, self._is_checked, self._is_copy
+        quote, comment, is_copy = self._quote, self._layout.comment, self._is_copy
         for text in iter(self._readline, ""):
             self._line = first = self._line + 1
             if comment and text.startswith(comment):
@@ -448,7 +415,7 @@ class CsvFile(FileSource):
             fault = ""
             if is_copy:
                 text = self._continued(text)
-            if is_checked and text[0] == "\ufeff":
+            if text[0] == "\ufeff":
                 text = text.lstrip("\ufeff")  # of a file that a program has put behind another one
             if quote in text and not self._is_plain(text):
                 text, lines, fault = self._irregular(text, first)
@@ -460,11 +427,11 @@ class CsvFile(FileSource):
             if not text:
                 continue
             record: str | Rejected = Rejected(fault, text) if fault else text
-            if not text.isascii() or (is_checked and "\0" in text):
-                record = self._readable(text, first)
+            if not text.isascii() or "\0" in text:
+                record = self._readable(text)
                 text = record if isinstance(record, str) else text
             # Programs that put files together repeat the header; those of DOS end a file with Ctrl-Z.
-            if is_checked and (text == self._header or text == "\x1a"):
+            if text == self._header or text == "\x1a":
                 self._repeated_headers += text == self._header
                 continue
             if self._is_foreign and record is text and not (record := self._rewritten(text)):
@@ -481,7 +448,7 @@ class CsvFile(FileSource):
         self._line += len(lines) - 1
         return "".join(lines)
 
-    def _readable(self, text: str, first: int) -> str | Rejected:
+    def _readable(self, text: str) -> str | Rejected:
         """The text, or the reason why it cannot be meant."""
         fault, at = "", -1
         try:
@@ -493,7 +460,7 @@ class CsvFile(FileSource):
             else:
                 fault += "; encoding should name another one, or the file is cut or no text"
         else:
-            if self._is_checked and "\0" in text:
+            if "\0" in text:
                 fault, at = _ZERO_BYTE, text.find("\0")
             elif self._is_utf8 and self._reads_as_utf8(text):
                 at = next(n for n, character in enumerate(text) if not character.isascii())
@@ -502,10 +469,7 @@ class CsvFile(FileSource):
                 fault, at = _CONTROL.format(ord(control[0])), control.start()
         if not fault:
             return text
-        reason = fault.format(self._within(text, at))
-        if self._is_checked:
-            return Rejected(reason, re.sub("[\0\ud800-\udfff]", "\ufffd", text))
-        raise self.error(first + len(_LINE_ENDS.findall(text[:at])), reason)
+        return Rejected(fault.format(self._within(text, at)), re.sub("[\0\ud800-\udfff]", "\ufffd", text))
 
     def _guessed(self, text: str) -> str | None:
         """The encoding as which this record and the lines behind it read well."""
@@ -573,7 +537,7 @@ class CsvFile(FileSource):
             enclosed, behind, bare = cell.groups("")
             if behind and re.search("[\r\n]", enclosed):
                 raise self.error(first, "a field of several lines has text behind the closing quote", lines)
-            if self._is_checked and not fault and behind.strip():
+            if not fault and behind.strip():
                 fault = _BEHIND.format(self._within(text, cell.start(1)))
             self._literal_quotes += (behind or bare).count(self._quote)
         return text if self._is_foreign else self._as_csv(text), lines, fault
@@ -584,6 +548,16 @@ def text_pattern(delimiter: str) -> str:
     return f'(?>[^"{re.escape(delimiter)}\r\n]++|"[^"]*+(?:""[^"]*+)*+"|)'
 
 
+def _end_of_records(data: bytes, end: int) -> int:
+    """PURE: where the last record ends before `end`, which is the end of a line: not within quotes; else 0."""
+    is_open = data.count(b'"', 0, end) & 1
+    while is_open and end:
+        begin = data.rfind(b"\n", 0, end - 1) + 1
+        is_open ^= data.count(b'"', begin, end) & 1
+        end = begin
+    return end
+
+
 def _ends_by_lf(records: str) -> str:
     """PURE: the records with the line end that COPY expects; those within quotes stay."""
     if "\r" not in records:
@@ -591,13 +565,6 @@ def _ends_by_lf(records: str) -> str:
     parts = records.split('"')
     parts[::2] = [part.replace("\r\n", "\n") for part in parts[::2]]
     return '"'.join(parts)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        return text.isascii() or bool(text.encode())
-    except UnicodeEncodeError:
-        return False
 
 
 def field(value: str | None, delimiter: str, is_quoted: bool = False) -> str:

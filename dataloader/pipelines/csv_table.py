@@ -31,7 +31,7 @@ from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import tuple_row
 from pydantic import AfterValidator, Field
 
-from dataloader.pipelines import Arguments, Context, FilePath, PermanentError, Progress
+from dataloader.pipelines import Arguments, Context, PermanentError, Progress
 from dataloader.queue import db
 
 PART_BYTES = 8 * 2**20  # of a file that comes at once
@@ -110,12 +110,6 @@ def _table(name: str) -> str:
 _Name = Annotated[str, AfterValidator(identifier)]
 
 
-class FileArguments(Arguments):
-    """The argument of a load from a file."""
-
-    path: FilePath
-
-
 class Target(Arguments):
     """The arguments of every load; docs/loaders.md explains each."""
 
@@ -179,7 +173,6 @@ class Place(NamedTuple):
     line: int = 0
     records: int = 0
     literal_quotes: int = 0
-    skipped: int = 0  # characters between the mark and the record
     repeated_headers: int = 0
 
 
@@ -209,7 +202,6 @@ class Source:
     names_columns = "file"  # where columns come from, in errors
     unit = "row"  # a record's name in errors
     header_line = 1
-    hint = ""  # advice for an error about a missing column
     version: list[Any]  # JSON that identifies the records: a run resumes only while it is unchanged
     columns: Mapping[str, str] = {}  # with their types in a new table
     has_columns = True  # which are not those of the arguments alone
@@ -250,6 +242,10 @@ class Source:
     def has_parts(self) -> bool:
         """Whether the records are committed part by part, so that a run that is killed repeats at most one part."""
         return self.size > PART_BYTES
+
+    def take(self, shape: Any) -> bool:
+        """Let `items` give the records that fit the table as this `files.Shape` says; False where `records` has to."""
+        return False
 
     def fit(self, types: Mapping[str, str]) -> None:
         """Take note of the types that these columns of the source have in the table."""
@@ -376,7 +372,7 @@ def _require_sense(wanted: Target, source: Source) -> None:
         raise PermanentError(f"key: mode {mode} needs the columns that identify a row; append and replace need none")
     for argument, names in {"key": wanted.key, "partition": [*wanted.partition]}.items():
         if missing := [name for name in names if name not in columns]:
-            raise PermanentError(f"{argument}: {_listed(missing)} should be in the {source.names_columns}{source.hint}")
+            raise PermanentError(f"{argument}: {_listed(missing)} should be in the {source.names_columns}")
     if wanted.partition and mode != "replace":
         raise PermanentError(f"partition: mode {mode} has no partition, only replace has one")
     if wanted.delete_missing and (mode not in ("merge", "scd2") or (mode, wanted.delete_missing) == ("scd2", "soft")):

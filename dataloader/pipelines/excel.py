@@ -12,7 +12,7 @@ import posixpath
 import re
 import zipfile
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from types import NoneType
@@ -74,6 +74,7 @@ class Sheet(TypedFile):
 
     plain = _FIELDS
     as_json = _FIELDS
+    _marked: Mapping[tuple[int, int], Any] = {}  # the cells that calamine may misread
 
     def __init__(self, path: str, descriptor: int, file: BinaryIO, wanted: Files) -> None:
         """Read the workbook; raises PermanentError where it, its sheet or its header is not as it should be."""
@@ -83,7 +84,8 @@ class Sheet(TypedFile):
             with zipfile.ZipFile(file) as archive:
                 if "excel" in wanted.formats and _FROM_1904.search(archive.read("xl/workbook.xml")):
                     raise PermanentError(f"{path}: {_SINCE_1904}")
-            self._marked = dict(_marked(file, self._sheet.name, of_times)) if is_suspect or of_times else {}
+                if is_suspect or of_times:
+                    self._marked = dict(_marked(archive.open(_part(archive, self._sheet.name)), of_times))
         except (zipfile.BadZipFile, ET.ParseError, KeyError, OSError):
             raise PermanentError(f"{path}: {_NO_WORKBOOK}") from None
         self._footer = wanted.skip_footer
@@ -203,16 +205,11 @@ def _scanned(file: BinaryIO, name: str) -> tuple[int, bool, bool]:
     return rows * columns, is_suspect, has_negatives
 
 
-def _marked(file: BinaryIO, name: str, of_times: Collection[int]) -> Iterator[tuple[tuple[int, int], Any]]:
+def _marked(text: IO[bytes], of_times: Collection[int]) -> Iterator[tuple[tuple[int, int], Any]]:
     """The cells that calamine may misread: errors, by their names, formulas without a value, and negative times.
 
     Of a large sheet only the columns `of_times` may have these: each other negative number would take memory as well.
     """
-    with zipfile.ZipFile(file) as archive, archive.open(_part(archive, name)) as text:
-        yield from _suspects(text, of_times)
-
-
-def _suspects(text: IO[bytes], of_times: Collection[int]) -> Iterator[tuple[tuple[int, int], Any]]:
     row = column = 0
     for event, element in ET.iterparse(text, ("start", "end")):  # noqa: S314
         kind = _local(element)

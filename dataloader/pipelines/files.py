@@ -39,6 +39,7 @@ from pydantic import AfterValidator, Field
 from dataloader import config
 from dataloader.pipelines import (
     Context,
+    FilePath,
     PermanentError,
     Progress,
     columns,
@@ -46,15 +47,15 @@ from dataloader.pipelines import (
     csv_table,
     parquet,
     register,
+    register_with,
     remote,
     validated,
 )
 from dataloader.pipelines.columns import Reader, Type, Values, inferred, kind_of
-from dataloader.pipelines.csv_file import CsvFile, Layout, opened_text, text_pattern
+from dataloader.pipelines.csv_file import CsvFile, Layout, as_utf8, text_pattern
 from dataloader.pipelines.csv_table import (
     UNSEEN,
     Block,
-    FileArguments,
     Item,
     Place,
     Rejected,
@@ -113,14 +114,17 @@ _NO_TEXT = {
 }
 
 
-class Files(Target, Layout, Values, FileArguments):
-    """The `args` of `load.files`; docs/loaders.md explains each."""
+class Files(Target, Layout, Values):
+    """The `args` of `load.files`; docs/files.md explains each."""
+
+    path: FilePath
 
     source: Annotated[str, Field(pattern=config.SOURCE_NAME)] | None = None
     format: str | None = None
     member: Annotated[str, Field(min_length=1)] | None = None
     sheet: str | int | None = None
     records: Annotated[str, Field(min_length=1)] | None = None
+    infer: bool = True
     types: dict[str, Type] = Field(default_factory=dict)
     columns: dict[str, Annotated[str, AfterValidator(identifier)]] = Field(default_factory=dict)
     names: Literal["snake"] | None = None
@@ -157,6 +161,18 @@ def load_files(args: dict[str, Any], context: Context) -> Generator[Progress | N
         raise
     remote.drop(context)
     return counts
+
+
+@register("load.csv", spares_attempts=True)
+def load_csv(args: dict[str, Any], context: Context) -> Generator[Progress | None, None, Progress]:
+    """Load as `load.files` does, with commas; a new table has columns of text, and PostgreSQL reads the values."""
+    return (yield from load_files({"format": "text", "delimiter": ",", "infer": False} | args, context))
+
+
+@register_with("pyarrow", "parquet", "load.parquet", spares_attempts=True)
+def load_parquet(args: dict[str, Any], context: Context) -> Generator[Progress | None, None, Progress]:
+    """Load as `load.files` does, and take files of any name for Parquet."""
+    return (yield from load_files(args | {"format": "parquet"}, context))
 
 
 def _fetched(wanted: Files, context: Context) -> Generator[Progress | None, None, tuple[Files, Context]]:
@@ -335,8 +351,8 @@ def _text(entry: Entry, wanted: Files, stack: ExitStack) -> Source:
         raise PermanentError(
             f"{entry.name}, line 1: begins with the byte order mark of {marked}; encoding should be it"
         )
-    text = stack.enter_context(opened_text(stream, str(layout.encoding)))
-    return stack.enter_context(closing(CsvFile(entry.name, descriptor, text, layout, is_checked=True)))
+    text = as_utf8(stream, str(layout.encoding))
+    return stack.enter_context(closing(CsvFile(entry.name, descriptor, text, layout)))
 
 
 def no_data(head: bytes) -> str | None:
@@ -454,11 +470,18 @@ def _cutter(delimiter: str) -> Callable[[str], list[str]]:
     return re.compile(f'(?:\\A|{mark})("(?:[^"]|"")*+"|[^"{mark}]*+)').findall
 
 
-class _Shape:
+class Shape:
     """How the records of one entry become those of the table."""
 
-    def __init__(self, source: Source, names: list[str], whole: Shaped, constants: dict[str, str]) -> None:
+    def __init__(
+        self, source: Source, names: list[str], whole: Shaped, constants: dict[str, str], added: Sequence[Any] = ()
+    ) -> None:
+        """`added` are the constants as values of their columns' types."""
         self._delimiter, self._names, self._whole = source.delimiter, names, whole
+        self.added, self.stored, self.width = added, whole.stored, len(whole.columns)
+        self.guessed = {
+            raw for raw, name in zip(source.columns, names, strict=False) if whole.kinds.get(name, ("", False))[1]
+        }
         mark = re.escape(source.delimiter)
         self._cut = _cutter(source.delimiter)
         wanted, out = whole.wanted, whole.delimiter
@@ -497,7 +520,7 @@ class _Shape:
             re.compile(mark.join(patterns)).fullmatch if is_same else lambda text: None for patterns in (bare, quoted)
         )
         self.tail = "".join(out + csv_file.field(constants[name], out) for name in whole.columns if name in constants)
-        self.lines = len(whole.lines)
+        self.lines = len(whole.lines)  # columns behind the added ones, with the number of each row
         self.has_added_alone = not self._order
         # The columns of a file of Arrow, if their values pass as they are.
         self.places = [at for _, at, reader, _ in self._order if at is not None and not (reader or '"' in words)]
@@ -508,7 +531,8 @@ class _Shape:
         # The records that may pass in blocks; one with words for null has no quotes that `shaped` would drop.
         passing = [with_words, quoted] if self.words else [quoted]
         others = wanted.thousands or wanted.date_format or wanted.true or wanted.false
-        self.is_usual = are_bare and wanted.decimal == "." and not others  # values are as PostgreSQL writes them
+        # Values are as PostgreSQL writes them.
+        self.is_usual = whole.has_parts and are_bare and wanted.decimal == "." and not others
         self.passing = passing if is_same and not re.search("[\r\n]", self.tail) else []
 
     def fitted(self, number: int, block: Block) -> Block:
@@ -689,7 +713,7 @@ class Shaped(Source):
         if not (headers := headers or unsure):
             raise PermanentError(f"{wanted.path}: has no objects, so no columns: name these in `types`")
         versions = [[entry.name, entry.version] for entry in entries]
-        self.version = ["files", hashlib.sha256(json.dumps(versions).encode()).hexdigest()]
+        self.version = ["utf-8", hashlib.sha256(json.dumps(versions).encode()).hexdigest()]
         names = list(dict.fromkeys(name for header in headers for name in header))
         nested = [name for name, type_ in given.items() if type_ == "jsonb" and source.total == 1]
         hint = f"; records should name the one that has the rows: {', '.join(nested[:5])}" if nested else ""
@@ -720,7 +744,10 @@ class Shaped(Source):
             raise PermanentError(f"{wanted.path}: {reason}")
         known = given | (self.existing if wanted.schema_change != "widen" else {}) | wanted.types
         unknown = [name for name in names if name not in known]
-        known |= inferred(unknown, self._sample(unknown), wanted) if unknown else {}
+        if unknown:
+            known |= (
+                inferred(unknown, self._sample(unknown), wanted) if wanted.infer else dict.fromkeys(unknown, "text")
+            )
         self.lines = [name for name, what in wanted.add.items() if what == "line"]
         constants = [name for name in wanted.add if name not in self.lines]
         added = {"now": "timestamp with time zone", "file": "text", "line": "bigint"}
@@ -732,7 +759,7 @@ class Shaped(Source):
             is_widened = wanted.schema_change == "widen" and stored and csv_table.wider(stored, self.columns[name])
             kind = kind_of(self.columns[name] if is_widened or not stored else self._base_types[name])
             is_guess = name not in self._declared
-            if kind and (is_guess or not (are_typed and kind_of(given.get(name, "")) == kind)):
+            if kind and wanted.infer and (is_guess or not (are_typed and kind_of(given.get(name, "")) == kind)):
                 self.kinds[name] = kind, is_guess
 
     def _sample(self, names: list[str]) -> Iterator[list[str | None]]:
@@ -743,7 +770,7 @@ class Shaped(Source):
                 continue
             with ExitStack() as stack, undamaged(entry.name):
                 source, header = self._open(entry, stack)
-                shape = _Shape(source, header, self, {})
+                shape = Shape(source, header, self, {})
                 places = [header.index(name) if name in header else None for name in names]
                 for number, text in islice(source.records(source.begin), share):
                     fit = text if isinstance(text, Rejected) else shape.shaped(text)
@@ -785,35 +812,11 @@ class Shaped(Source):
         words = {"now": self._now, "file": entry.name}
         constants = {name: self._folder_value(entry, name) for name in entry.partition if name not in names}
         constants |= {name: words[what] for name, what in self.wanted.add.items() if what != "line"}
-        self._shape = _Shape(source, names, self, constants)
         added = [self._typed_value(name, constants[name]) for name in self.columns if name in constants]
-        is_whole = len(self._shape.places) + len(added) + len(self.lines) == len(self.columns)
-        if self._most and is_whole and isinstance(source, parquet.ArrowFile):
-            source.stored, source.chosen = self.stored, self._shape.places
-            source.added, source.lines = added, len(self.lines)
-            return source.items(place or source.begin, self._most)
-        if self._most and self._shape.passing and isinstance(source, CsvFile):
-            copied = self._reader(added, source) if self.has_parts and self._shape.is_usual else None
-            source.pass_in_blocks(*self._shape.passing, fitted=self._shape.fitted, copied=copied)
-            return source.items(place or source.begin, self._most)
-        if self._most and self._shape.passing and (pass_lines := getattr(source, "pass_lines", None)):  # of JSON
-            usual = self.has_parts and self._shape.is_usual
-            pass_lines(self._reader(added, source) if usual else None, self._shape.fitted)
-            return source.items(place or source.begin, self._most)
-        return source.records(place or source.begin)
-
-    def _reader(self, added: list[Any], source: Source) -> Any:
-        """A reader of text into binary rows, where pyarrow is installed and the types allow it."""
-        try:
-            from dataloader.pipelines import arrow_block, json_block
-        except ImportError:
-            return None
-        if not isinstance(source, CsvFile):
-            names = dict(zip(source.columns, cast(tuple[Source, list[str]], self._opened)[1], strict=True))
-            guessed = {raw for raw, name in names.items() if self.kinds.get(name, ("", False))[1]}
-            return json_block.Lines([*names], self.stored, added, len(self.lines), guessed)
-        others = [self.wanted.comment] if self.wanted.comment else []
-        return arrow_block.reader(self.delimiter, self._shape.words, self.stored, added, len(self.lines), others)
+        self._shape = Shape(source, names, self, constants, added)
+        take = source.items if self._most and source.take(self._shape) else None
+        begin = place or source.begin
+        return take(begin, self._most) if take else source.records(begin)
 
     def _folder_value(self, entry: Entry, name: str) -> str:
         """The value of a folder's column; raises PermanentError where it has no single reading."""

@@ -9,7 +9,7 @@ import codecs
 import io
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import partial
@@ -28,7 +28,7 @@ from dataloader.pipelines.csv_table import (
     Place,
     Rejected,
 )
-from dataloader.pipelines.files import Files, named, no_data
+from dataloader.pipelines.files import Files, Shape, named, no_data
 from dataloader.pipelines.rows import Row, TypedFile, common_type, number_type, quoted
 
 if TYPE_CHECKING:
@@ -152,9 +152,14 @@ class JsonFile(TypedFile):
         remedy = f'should be the way to an array of objects in the first {PART_BYTES} bytes, such as "result.items"'
         raise PermanentError(f"{self.origin}: records: {'.'.join(path)} {remedy}")
 
-    def pass_lines(self, lines: Lines | None, fitted: Callable[[int, Block], Block]) -> None:
-        """Let `items` give the lines that this reader takes as rows of Arrow; `fitted` is as in `CsvFile`."""
-        self._lines, self._fitted = lines, fitted
+    def take(self, shape: Shape) -> bool:
+        self._lines, self._fitted = None, shape.fitted
+        with suppress(ImportError):
+            from dataloader.pipelines.json_block import Lines
+
+            if shape.is_usual:
+                self._lines = Lines([*self.columns], shape.stored, shape.added, shape.lines, shape.guessed)
+        return bool(shape.passing)
 
     def items(self, begin: Place, size: int) -> Iterator[tuple[int, Item]]:
         return self._records(self._from(begin, size))

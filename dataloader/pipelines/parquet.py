@@ -1,4 +1,4 @@
-"""Parquet and ORC for `load.files`, and `load.parquet`, which needs the extra `parquet` alone.
+"""Parquet and ORC for `load.files`; Parquet needs the extra `parquet` alone.
 
 The rows are copied in binary form, or as CSV records where PostgreSQL has to read a text. pyarrow is imported by the
 first run: it costs a worker some 60 MB.
@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dataloader.pipelines import Context, PermanentError, Progress, csv_table, register_with
+from dataloader.pipelines import PermanentError, csv_table
 from dataloader.pipelines.csv_table import UNSEEN, Batch, Block, FileSource, Item, Place
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-    from dataloader.pipelines.files import Files
+    from dataloader.pipelines.files import Files, Shape
 
 _BUFFER = 2**20  # bytes of a column that are read at once
 # Rows that are decoded at once: a long text that is repeated takes few bytes in a file. Bytes of them, and of one COPY.
@@ -34,22 +34,14 @@ _TYPES = {
 }
 
 
-@register_with("pyarrow", "parquet", "load.parquet", spares_attempts=True)
-def load_parquet(args: dict[str, Any], context: Context) -> Generator[Progress | None, None, Progress]:
-    """Load as `load.files` does, and take files of any name for Parquet."""
-    from dataloader.pipelines.files import load_files
-
-    return (yield from load_files(args | {"format": "parquet"}, context))
-
-
 class ArrowFile(FileSource):
     """The rows of a file that pyarrow reads as CSV records, numbered from 1."""
 
     kind: str  # of file, for people
     remedy = "fetch it again, whole, or name it as what it is"
     chosen: Sequence[int] | None = None  # the places of the columns that `items` gives; by default all
-    added: Sequence[Any] = ()  # the values of further columns, the same in each row
-    lines = 0  # columns behind them, with the number of each row
+    added: Sequence[Any] = ()  # as those of Shape
+    lines = 0
 
     def __init__(self, path: str, descriptor: int, file: BinaryIO, wanted: Files) -> None:
         """Read what the file says of itself; raises PermanentError where it is no such file that can be loaded."""
@@ -66,6 +58,10 @@ class ArrowFile(FileSource):
     def _batches(self, skipped: int) -> Iterator[Any]:
         """The rows behind so many, some at a time."""
         raise NotImplementedError
+
+    def take(self, shape: Shape) -> bool:
+        self.stored, self.chosen, self.added, self.lines = shape.stored, shape.places, shape.added, shape.lines
+        return len(shape.places) + len(shape.added) + shape.lines == shape.width
 
     def items(self, begin: Place, size: int) -> Iterator[tuple[int, Item]]:
         self.close()  # two threads may not read one file

@@ -1,4 +1,4 @@
-"""CSV by Arrow and binary COPY: the same table, rejects and errors as by COPY of the text."""
+"""CSV by Arrow and binary COPY, and in blocks: the same table, rejects and errors as record by record."""
 
 import random
 import re
@@ -146,7 +146,7 @@ def chosen(
 
 
 def compared(seed: int, job: Load, rows: Rows, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, ...]:
-    """The text way and the quick way load one or two random files; the results of both."""
+    """All ways load one or two random files: by Arrow, in blocks, record by record; the results of them."""
     chance = random.Random(seed)
     kinds = {name: chance.choice([*KINDS]) for name in ("v", "w", "a b")[: chance.randrange(1, 4)]}
     if chance.random() < 0.9:  # the other types come as text
@@ -163,24 +163,26 @@ def compared(seed: int, job: Load, rows: Rows, folder: Path, monkeypatch: pytest
         patch.setattr(csv_file, "_COPIED_CHUNK", sizes[1])
         patch.setattr(csv_table, "PART_BYTES", 1)
         patch.setattr(csv_table, "_DIRECT_BYTES", 0 if crash else sizes[2])
-        quick = loaded(job, rows, args, make, **crash)
+        results = [loaded(job, rows, args, make, **crash)]
         patch.setattr(arrow_block, "reader", lambda *args: None)
-        slow = loaded(job, rows, args, make, **crash)
-    if not quick or not slow:
-        return (), ()
-    if slow[0] == "failed":
-        quick, slow = quick[:1], slow[:1]  # batches of other rows have other first errors
-    return quick, slow, args, make, texts
+        results.append(loaded(job, rows, args, make, **crash))
+        patch.setattr(csv_file.CsvFile, "take", lambda self, shape: False)
+        results.append(loaded(job, rows, args, make, **crash))
+    if not all(results):
+        return [], args
+    if results[-1][0] == "failed":
+        results = [result[:1] for result in results]  # batches of other rows have other first errors
+    return results, args, make, texts
 
 
 @pytest.mark.parametrize("seeds", [range(n, n + 20) for n in range(0, 60, 20)], ids=lambda each: f"from {each.start}")
-def test_both_ways_leave_the_same(
+def test_all_ways_leave_the_same(
     seeds: range, job: Load, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows("DROP DOMAIN IF EXISTS small; CREATE DOMAIN small AS smallint CHECK (VALUE < 50)")
     for seed in seeds:
-        quick, slow, *what = compared(seed, job, rows, tmp_path, monkeypatch)
-        assert quick == slow, (seed, *what)
+        results, *what = compared(seed, job, rows, tmp_path, monkeypatch)
+        assert not results or results[0] == results[1] == results[2], (seed, results, *what)
 
 
 TYPES = {
@@ -228,10 +230,12 @@ def test_a_small_file_and_one_without_pyarrow_come_as_text(
 ) -> None:
     monkeypatch.setitem(sys.modules, "dataloader.pipelines.arrow_block", None)  # its import raises ImportError
     monkeypatch.delattr("dataloader.pipelines.arrow_block")
+    blocks, block = list[int](), csv_file.Block
+    monkeypatch.setattr(csv_file, "Block", lambda text, records: blocks.append(records) or block(text, records))
     assert job("load.files", ARGS).status == "succeeded"
     monkeypatch.setattr(csv_table, "PART_BYTES", 2**20)
     assert job("load.files", ARGS).status == "succeeded"
-    assert (rows("SELECT count(*) FROM t"), in_binary) == ([(500,)], [])
+    assert (rows("SELECT count(*) FROM t"), in_binary, sum(blocks)) == ([(500,)], [], 1_000)
 
 
 @pytest.mark.parametrize("size", [30, 20_000])

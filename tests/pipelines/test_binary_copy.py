@@ -185,7 +185,7 @@ def random_load(chance: random.Random, way: str) -> tuple[Any, str, dict[str, An
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("way", ["frame", "load.parquet", "load.files"])
+@pytest.mark.parametrize("way", ["frame", "load.files"])
 @pytest.mark.parametrize("seed", range(6))
 def test_random_loads_end_as_they_do_by_text(
     seed: int, way: str, loaded: Any, both: Any, monkeypatch: pytest.MonkeyPatch
@@ -211,7 +211,7 @@ PLAIN = {
 @pytest.mark.parametrize(
     "ddl", ["", "CREATE TABLE t (id int PRIMARY KEY, price numeric, name text, at timestamptz, tags json)"]
 )
-@pytest.mark.parametrize("way", ["frame", "load.parquet", "load.files"])
+@pytest.mark.parametrize("way", ["frame", "load.files"])
 def test_plain_rows_need_no_text(
     way: str, ddl: str, part_bytes: int, loaded: Any, monkeypatch: pytest.MonkeyPatch, rows: Rows
 ) -> None:
@@ -253,7 +253,7 @@ def test_files_of_other_formats_and_columns_may_lie_beside(
         ("name text, price numeric(1,0)", "column price: numeric field overflow"),
     ],
 )
-@pytest.mark.parametrize("way", ["frame", "load.parquet", "load.files"])
+@pytest.mark.parametrize("way", ["frame", "load.files"])
 def test_a_row_that_the_table_refuses_is_named(way: str, rule: str, error: str, loaded: Any, both: Any) -> None:
     names = ["a\nb"] * 300
     names[256:257] = [None] if "NULL" in rule else ["secret"]
@@ -268,25 +268,22 @@ def test_a_row_that_the_table_refuses_is_named(way: str, rule: str, error: str, 
     assert (counts["rejected"], len(table), rejects[0].startswith("(257,")) == (1, 299, True)
 
 
-@pytest.mark.parametrize("load", [parquet.load_parquet, files.load_files])
-def test_an_end_ends_the_thread_that_reads_ahead(
-    load: Callable[..., Any], context: Context, tmp_path: Path, rows: Rows
-) -> None:
+def test_an_end_ends_the_thread_that_reads_ahead(context: Context, tmp_path: Path, rows: Rows) -> None:
     """A log may keep the exception, and so all variables of the load."""
     pq.write_table(pa.table({"id": range(300), "v": ["x"] * 300}), tmp_path / "f.parquet")
     args = {"path": "f.parquet", "table": "t", "key": ["id"], "batch_rows": 10}
-    ends_its_threads(load(args, context), 1)
+    ends_its_threads(files.load_files(args, context), 1)
     others = {*threading.enumerate()}
     rows("CREATE TABLE t (id bigint PRIMARY KEY, v text CHECK (v <> 'x'))")
     with pytest.raises(PermanentError, match="row 1: new row") as kept:
-        [*load(args, context)]
+        [*files.load_files(args, context)]
     assert kept.value.__traceback__
     assert not {*threading.enumerate()} - others
 
 
 def test_texts_survive_a_session_of_another_encoding(loaded: Any, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGCLIENTENCODING", "latin1")
-    assert loaded(pa.table({"id": [1], "name": ["é"]}), "load.parquet")[1] == ["(1,é)"]
+    assert loaded(pa.table({"id": [1], "name": ["é"]}), "load.files")[1] == ["(1,é)"]
 
 
 def test_few_batches_become_one_copy_whatever_their_sizes() -> None:

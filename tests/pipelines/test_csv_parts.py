@@ -39,10 +39,10 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], No
     return prepare
 
 
-def written(folder: Path, text: str = "", encoding: str = "utf-8") -> None:
+def written(folder: Path, text: str = "") -> None:
     """A file with quoted line ends, blank lines and letters of several bytes."""
     records = "".join(f'{n},"Ёж\r\nи ""уж"" {n}"\r\n' + "\r\n" * (n % 7 == 0) for n in range(ROWS))
-    (folder / "f.csv").write_bytes(("id,name\r\n" + records + text).encode(encoding))
+    (folder / "f.csv").write_bytes(("id,name\r\n" + records + text).encode())
 
 
 def loaded(rows: Rows) -> list[Any]:
@@ -50,19 +50,6 @@ def loaded(rows: Rows) -> list[Any]:
 
 
 EXPECTED = [(n, f'Ёж\r\nи "уж" {n}') for n in range(ROWS)]
-
-
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "cp1251", "utf-16", "utf-16-be", "utf-32", "shift_jis"])
-def test_the_next_run_goes_on_behind_the_last_part(load: Load, rows: Rows, tmp_path: Path, encoding: str) -> None:
-    written(tmp_path, encoding=encoding)
-    result = load(LOAD | {"encoding": encoding}, crash_at=41)
-    assert (result.status, result.attempts) == ("succeeded", 1)
-    first, second = result.runs
-    assert first.checkpoint is not None
-    at = first.checkpoint["place"][2]
-    assert at > 500
-    assert second.progress[0]["processed"] == at + 100
-    assert (loaded(rows), rows(LEFT)) == (EXPECTED, [(0,)])
 
 
 @pytest.mark.parametrize("point", [33, "end"])

@@ -640,26 +640,6 @@ def test_a_packed_file_by_its_content(load: Run) -> None:
 # Parts
 
 
-@pytest.mark.parametrize("point", [5, 15, 30, "end"])
-@pytest.mark.parametrize("packed", [False, True])
-def test_the_next_run_goes_on_behind_the_last_part(
-    point: int | str, packed: bool, job: Load, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(csv_table, "PART_BYTES", 1)
-    (tmp_path / "in").mkdir()
-    for at in range(3):
-        text = "id;amount;note\n" + "".join(f'{at}{n:04d};{n},50;"a\nЁ {n}"\n' for n in range(1, 500)) + "SUM;;\n"
-        (tmp_path / "in" / f"{at}.csv").write_bytes(gzip.compress(text.encode()) if packed else text.encode())
-    args = {"path": "in", "table": "t", "key": ["id"], "decimal": ",", "skip_footer": 1, "batch_rows": 50}
-    result = job("load.files", args | {"types": {"id": "text"}}, crash_at=point)
-    assert result.status == "succeeded"
-    if point in (15, 30):
-        assert result.attempts == 1  # a run that has saved a part counts as none
-    assert rows("SELECT count(*), sum(amount), min(note), count(DISTINCT id) FROM t") == [
-        (1497, rows("SELECT 3 * sum(n + 0.5) FROM generate_series(1, 499) n")[0][0], "a\nЁ 1", 1497)
-    ]
-
-
 @pytest.mark.parametrize("names", [["f.csv"], ["a.csv", "b.csv"]])
 def test_headers_within_a_file_are_skipped_and_counted(job: Load, tmp_path: Path, names: list[str]) -> None:
     for name in names:

@@ -57,3 +57,14 @@ def test_a_server_that_does_not_read_is_given_up_in_time() -> None:
         ):
             pass
         assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
+def test_a_status_that_passes_is_no_answer(status: int) -> None:
+    with pytest.raises(Unreachable, match=f"^shop answered {status}$"):
+        http.require_final("shop", status, None)
+
+
+@pytest.mark.parametrize("status", [200, 302, 400, 401, 403, 404, 410, 422])
+def test_another_status_is_one(status: int) -> None:
+    http.require_final("shop", status, "9")

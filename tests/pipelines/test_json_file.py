@@ -265,22 +265,6 @@ def test_packed_json_is_read(loaded: Loaded) -> None:
         loaded(zstd.compress(lines[0] * 9) + b"?" * 9)
 
 
-@pytest.mark.parametrize("is_packed", [False, True])
-def test_the_next_run_goes_on_behind_the_last_part(
-    job: Load, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_packed: bool
-) -> None:
-    monkeypatch.setattr(csv_table, "PART_BYTES", 1)
-    text = "[" + ",".join(json.dumps({"id": n, "v": "Ёж\n" * (n % 40)}, ensure_ascii=False) for n in range(3_000)) + "]"
-    (tmp_path / "f.json").write_bytes(gzip.compress(text.encode()) if is_packed else text.encode())
-    wanted = {"path": "f.json", "table": "t", "key": ["id"], "batch_rows": 100}
-    result = job("load.files", wanted, crash_at=20)
-    assert result.status == "succeeded", result.error
-    first, second = result.runs
-    assert first.checkpoint is not None
-    assert second.progress[0]["processed"] == first.checkpoint["place"][2] + 100 > 500
-    assert rows("SELECT id, v FROM t ORDER BY id") == [(n, "Ёж\n" * (n % 40)) for n in range(3_000)]
-
-
 def test_files_of_one_load_agree_about_json(job: Load, rows: Rows, tmp_path: Path) -> None:
     (tmp_path / "many").mkdir()
     (tmp_path / "many" / "a.json").write_text('{"id": 1, "v": {"n": 1}}')

@@ -1,9 +1,11 @@
-"""The promises that `load.csv`, `load.parquet` and `load.postgres` share: the same rows, at once or in parts."""
+"""The promises that all loaders share, for each kind of source: the same rows, at once or in parts."""
 
+import gzip
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,15 +13,33 @@ from typing import Any
 import pytest
 from judging import LEFT, ROWS, TEXTS, Load, Rows
 
-from dataloader.pipelines import csv_file, csv_table
+from dataloader.pipelines import csv_file, csv_table, json_file
 
 EXPECTED = [(n, TEXTS[n % 5]) for n in range(1, ROWS + 1)]
 
 
-def from_csv(folder: Path, rows: Rows) -> dict[str, Any]:
+def csv_of(rows: list[tuple[int, str | None]], end: str = "\n") -> str:
     fields = {name: "" if name is None else '"{}"'.format(name.replace('"', '""')) for name in TEXTS}
-    (folder / "f").write_bytes("id,name\n{}".format("".join(f"{n},{fields[name]}\n" for n, name in EXPECTED)).encode())
-    return {"path": "f"}
+    return f"id,name{end}" + "".join(f"{n},{fields[name]}{end}" for n, name in rows)
+
+
+def from_csv(folder: Path, rows: Rows, encoding: str = "utf-8") -> dict[str, Any]:
+    (folder / "f").write_bytes(csv_of(EXPECTED, "\r\n").encode(encoding))
+    return {"path": "f", "encoding": encoding}
+
+
+def from_folder(folder: Path, rows: Rows) -> dict[str, Any]:
+    (folder / "in").mkdir()
+    for at in range(3):
+        text = csv_of(EXPECTED[at * 1_000 : at * 1_000 + 1_000]) + "SUM,3\n"
+        (folder / "in" / f"{at}.csv.gz").write_bytes(gzip.compress(text.encode()))
+    return {"path": "in", "skip_footer": 1}
+
+
+def from_json(folder: Path, rows: Rows) -> dict[str, Any]:
+    objects = [json.dumps({"id": n, "name": name}, ensure_ascii=False) for n, name in EXPECTED]
+    (folder / "f.json.gz").write_bytes(gzip.compress(f"[{','.join(objects)}]".encode()))
+    return {"path": "f.json.gz"}
 
 
 def from_parquet(folder: Path, rows: Rows) -> dict[str, Any]:
@@ -38,7 +58,11 @@ def from_postgres(folder: Path, rows: Rows) -> dict[str, Any]:
     return {"source": "crm", "query": "SELECT * FROM orders"}
 
 
-SOURCES = {"csv": from_csv, "parquet": from_parquet, "postgres": from_postgres}
+SOURCES: dict[str, Callable[[Path, Rows], dict[str, Any]]] = {
+    **{f"csv {name}": partial(from_csv, encoding=name) for name in ("utf-8-sig", "cp1251", "utf-16", "shift_jis")},
+    **{"csv": from_csv, "files folder": from_folder, "files json": from_json},
+    **{"parquet": from_parquet, "postgres": from_postgres},
+}
 
 
 @pytest.fixture(params=SOURCES)
@@ -58,9 +82,10 @@ def load(
     """Load the source's 3,000 rows into the table `t` by `id`."""
     monkeypatch.setenv("DL_SOURCE_CRM", dsn)
     monkeypatch.setattr(csv_table, "PART_BYTES", 1 if in_parts else 2**23)
-    monkeypatch.setattr(csv_file, "_CHUNK", 2**10)
+    for module, size in ((csv_file, "_CHUNK"), (json_file, "_CHUNK_BYTES")):
+        monkeypatch.setattr(module, size, 2**10)
     args = SOURCES[kind](tmp_path, rows) | {"table": "t", "key": ["id"], "batch_rows": 100}
-    return partial(job, f"load.{kind}", args | ({"resume": in_parts} if kind == "postgres" else {}))
+    return partial(job, f"load.{kind.partition(' ')[0]}", args | ({"resume": in_parts} if kind == "postgres" else {}))
 
 
 def loaded(rows: Rows) -> tuple[list[Any], int]:
@@ -94,6 +119,7 @@ def test_the_next_run_goes_on_behind_the_last_part(load: Load, kind: str, rows: 
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("kind", ["csv", "parquet", "postgres"], indirect=True)
 @pytest.mark.parametrize("typed", [True, False])
 def test_killed_anywhere_the_rows_are_the_sources(load: Load, rows: Rows, in_parts: bool, typed: bool) -> None:
     def into_an_empty_table(**how: Any) -> Any:

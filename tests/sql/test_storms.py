@@ -52,7 +52,6 @@ SELECT o.job_id, o.status::text FROM dl_jobs o
     OR o.status = 'queued' AND (o.created_at, o.job_id) < (last.created_at, last.job_id)
    AND NOT EXISTS (SELECT FROM dl_job_events e WHERE e.job_id IN (o.job_id, last.job_id) AND e.kind = 'requeue')
 """
-LOCK = "SELECT FROM dl_jobs WHERE job_id = ANY (%s) ORDER BY job_id FOR NO KEY UPDATE"
 IN_ORDER = "SELECT array_agg(job_id ORDER BY score, created_at, job_id) FROM dl_jobs WHERE job_id = ANY (%s)"
 
 
@@ -70,20 +69,11 @@ class Storm:
     lock: threading.Lock = field(default_factory=threading.Lock)
     keeping: threading.Lock = field(default_factory=threading.Lock)
     running: dict[str, list[UUID]] = field(default_factory=dict)
-    not_before: dict[str | UUID, float] = field(default_factory=dict)  # the retry of a key, or of a job
     moved: set[UUID] = field(default_factory=set)
     added: set[UUID] = field(default_factory=set)
     deleted: set[UUID] = field(default_factory=set)
     starts: int = 0
     wrong: list[str] = field(default_factory=list)
-
-    @property
-    def merges(self) -> bool:
-        return self.limit is not None
-
-    def calm(self, key: str) -> bool:
-        """No operator touches the key."""
-        return int(key) % 4 > 1
 
     def move(self, *job_ids: UUID) -> None:
         with self.lock:
@@ -91,7 +81,6 @@ class Storm:
 
     def begin(self, conn: Conn, jobs: tuple[Job, ...], startable: list[UUID]) -> None:
         """Judge a delivery that has just been claimed; these jobs of any key could start just before the claim."""
-        at = time.monotonic()
         ids, key = [job.job_id for job in jobs], jobs[0].lock_key
         before = conn.execute(BEFORE if self.ordered else BEFORE_IN_PLAIN, {"ids": ids}).fetchall()
         in_order = value(conn, IN_ORDER, ids)
@@ -110,23 +99,11 @@ class Storm:
             for job_id, status in before:
                 if job_id not in self.moved:
                     self.wrong.append(f"{key} starts before {job_id}, which is {status}")
-            for name in {key, *ids}:
-                if self.not_before.pop(name, 0.0) > at and self.calm(key):
-                    self.wrong.append(f"{key} starts before its time")
 
-    def end(self, jobs: tuple[Job, ...], delay_sec: float | None = None) -> None:
-        """The delivery is about to end, perhaps to be tried again."""
+    def end(self, jobs: tuple[Job, ...]) -> None:
+        """The delivery is about to end."""
         with self.lock:
             self.running.pop(jobs[0].lock_key, None)
-            if delay_sec is not None:
-                self.not_before[jobs[0].lock_key if self.merges else jobs[0].job_id] = time.monotonic() + delay_sec
-
-    def hurry(self, deliveries: list[Delivery]) -> None:
-        """These jobs, whose rows are locked, will be due at once, also where one has failed elsewhere since."""
-        with self.lock:
-            for delivery in deliveries:
-                for name in (delivery.jobs[0].lock_key, *(job.job_id for job in delivery.jobs)):
-                    self.not_before.pop(name, None)
 
 
 def work(storm: Storm, number: int) -> None:
@@ -169,8 +146,7 @@ def ended(storm: Storm, chance: random.Random, worker: Worker, delivery: Deliver
     if chance.random() < 0.3 and lifecycle.beat(worker.conn, delivery.jobs, None, False):
         end = End.CANCELED
     finishes = decide(delivery, Outcome(end, "storm", delay_sec=RETRY_SEC if end is End.ERROR else None))
-    verbs = {finish.verb for finish in finishes if finish}
-    storm.end(delivery.jobs, RETRY_SEC if verbs == {"retry"} else None)
+    storm.end(delivery.jobs)
     return {
         job.job_id: Ended(job, finish)
         for job, finish in zip(delivery.jobs, finishes, strict=True)
@@ -179,11 +155,7 @@ def ended(storm: Storm, chance: random.Random, worker: Worker, delivery: Deliver
 
 
 def die(storm: Storm, chance: random.Random, worker: Worker, deliveries: list[Delivery]) -> None:
-    """The worker's session ends; the keeper, or the reaper, gives its jobs back, and they are due at once.
-
-    The transactions of this test wait for rows, which no keeper does: so they lock all of them first, in the order of
-    all changes.
-    """
+    """The worker's session ends; the keeper, or the reaper, gives its jobs back, and they are due at once."""
     ids = [job.job_id for delivery in deliveries for job in delivery.jobs]
     for delivery in deliveries:
         storm.end(delivery.jobs)
@@ -191,23 +163,14 @@ def die(storm: Storm, chance: random.Random, worker: Worker, deliveries: list[De
     with storm.keeping, db.connect(storm.dsn, name="keeper", schema="public") as conn:
         if chance.random() < 0.5:
             begun = [job.job_id for job in deliveries[0].jobs]
-            settled = False
-            while not settled:
-                with conn.transaction():
-                    conn.execute(LOCK, (ids,))
-                    storm.hurry(deliveries)
-                    found = lifecycle.settle(conn, worker.name, "crash", "died", running=begun)
-                    operations.change(conn, "run-now", ids, "keeper")
-                settled = all(each.status for each in found)
+            while not all(each.status for each in lifecycle.settle(conn, worker.name, "crash", "died", running=begun)):
+                pass  # a stranger has some locked
         else:
             for job_id in ids:
                 expire(conn, job_id)
             while value(conn, "SELECT count(*) FROM dl_jobs WHERE status = 'running' AND claimed_by = %s", worker.name):
-                with conn.transaction():
-                    conn.execute(LOCK, (ids,))
-                    storm.hurry(deliveries)
-                    lifecycle.reap(conn)
-                    operations.change(conn, "run-now", ids, "keeper")
+                lifecycle.reap(conn)
+        operations.change(conn, "run-now", ids, "keeper")
 
 
 def produce(storm: Storm, number: int) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from hands import Conn, plain, row, value
+from hands import Conn, value
 from psycopg.types.json import Jsonb
 
 import dataloader
@@ -131,11 +131,6 @@ def test_wrong_limits_of_a_job_are_refused(conn: Conn, add: Add, bad: list[str])
     with pytest.raises((ValueError, psycopg.DataError), match="limits"):
         add(conn, [NewJob("q", "t", "k", limits=bad)])
     assert stored(conn, "limits") == []
-
-
-def test_a_plain_insert_has_no_affinity_key(conn: Conn) -> None:
-    operations.publish_tasks(conn, HEAVY)
-    assert row(conn, plain(conn, task="ask", args=Jsonb({"model": "m"})))["affinity_key"] is None
 
 
 def test_what_a_task_says_is_the_latest_word_and_written_only_where_it_differs(conn: Conn) -> None:

@@ -70,13 +70,6 @@ def test_only_jobs_of_the_best_priority_count(conn: Conn, worker: Worker, worse:
     assert models(claim(worker, warm)) == "b"
 
 
-def test_where_the_warm_ones_are_busy_the_queues_order_counts(conn: Conn, one: Worker, two: Worker) -> None:
-    jobs(conn, "bba", lock_key="k")
-    assert models(claim(one, "a")) == "b"  # the first row of its key, whichever was the candidate
-    jobs(conn, "cc")
-    assert models(claim(two, "a")) == "c"
-
-
 @pytest.mark.parametrize("is_late", [False, True])
 def test_where_others_have_locked_what_most_want_any_job_will_do(conn: Conn, worker: Worker, is_late: bool) -> None:
     """A claim prefers warm jobs, then the key of most jobs, then any job, also after the first queue's second round."""
@@ -89,29 +82,18 @@ def test_where_others_have_locked_what_most_want_any_job_will_do(conn: Conn, wor
         assert models(claim(worker, "a", most=5 if is_late else 1)) == "c"
 
 
-def test_a_claim_says_up_to_where_it_has_passed_jobs_over(conn: Conn, worker: Worker) -> None:
-    _, taken = jobs(conn, "ba")
-    reached = claim(worker, "a").reached
-    assert reached == (100, row(conn, taken)["created_at"])
-    assert claim(worker, "b").reached is None
-
-
-def test_an_overdue_job_goes_first(conn: Conn, worker: Worker) -> None:
-    old, _, new = jobs(conn, "bab")
+def test_a_claim_says_up_to_where_it_has_passed_jobs_over_and_an_overdue_one_goes_first(
+    conn: Conn, worker: Worker
+) -> None:
+    old, taken, new = jobs(conn, "bab")
+    found = claim(worker, "a")
+    assert (found.job.job_id, found.reached) == (taken, (100, row(conn, taken)["created_at"]))
     instant = row(conn, new)["created_at"]
-    assert claim(worker, "a", overdue={99: instant}).job.affinity_key == "a"
+    jobs(conn, "aa")
+    assert models(claim(worker, "a", overdue={99: instant})) == "a"
     assert claim(worker, "a", overdue={100: instant}).job.job_id == old
-    jobs(conn, "a")
-    assert models(claim(worker, "a", overdue={100: instant})) == "a", "what is younger than the instant waits"
-
-
-def test_each_queue_of_a_worker_begins_with_what_is_warm(conn: Conn, worker: Worker) -> None:
-    plain(conn, queue="p", affinity_key="x", lock_key="k")
-    other = Affinity((), (), 50)
-    lifecycle.step(worker.session, ["p"], BACKOFF_SEC, 1, None, affinity=other)
-    plain(conn, queue="p", affinity_key="x", lock_key="k")  # behind a running one: the first queue has nothing
-    jobs(conn, "ba")
-    assert models(claim(worker, "a", queues=("p", "q"))) == "a"
+    assert models(claim(worker, "a", overdue={100: row(conn, taken)["created_at"]})) == "a", "the younger ones wait"
+    assert claim(worker, "b").reached is None
 
 
 def test_an_ordered_queue_keeps_its_order(conn: Conn, worker: Worker) -> None:

@@ -114,17 +114,6 @@ def test_ends_that_are_no_successes_are_written_before_anything_starts(conn: Con
     assert (len(after.jobs), after.ended) == (1, {canceled.job_id: "canceled"})
 
 
-def test_the_claim_after_one_that_found_fewer_jobs_makes_way(conn: Conn, one: Worker, two: Worker) -> None:
-    busy, other = plain(conn, lock_key="busy"), plain(conn)
-    assert ids(step(one, 1)) == [busy]
-    behind = plain(conn, lock_key="busy")
-    assert ids(step(two, 5)) == [other]
-    assert two.session.makes_way
-    assert waits(conn, behind) == [None]
-    assert step(two, 5).jobs == []
-    assert waits(conn, behind) == ["key"]
-
-
 def test_ends_that_a_short_claim_has_written_are_reported_though_the_long_one_fails(
     conn: Conn, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,18 +128,3 @@ def test_ends_that_a_short_claim_has_written_are_reported_though_the_long_one_fa
     assert (after.ended, after.look_again) == ({job: "succeeded"}, True)
     with pytest.raises(psycopg.errors.DeadlockDetected):
         lifecycle.step(worker.session, ["q"], 0.1, 1)
-
-
-def test_a_queue_with_jobs_that_only_the_long_claim_starts_is_not_asked_twice_for_a_while(
-    conn: Conn, worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    operations.set_limit(conn, "l", "test", most=5)
-    for _ in range(3):
-        plain(conn, limits=["l"])
-    monkeypatch.setattr(lifecycle, "monotonic", lambda: 0.0)
-    assert len(step(worker, 1).jobs) == 1
-    monkeypatch.setattr(lifecycle, "_step_plain", None)
-    assert len(step(worker, 1).jobs) == 1
-    monkeypatch.setattr(lifecycle, "monotonic", lambda: lifecycle.PLAIN_AGAIN_SEC)
-    with pytest.raises(TypeError, match="not callable"):
-        step(worker, 1)

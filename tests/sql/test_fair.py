@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from hands import Conn, Worker, Workers, age, buffers, enqueue, locked, many, plain, quietly, row, value
+from hands import Conn, Worker, Workers, age, buffers, enqueue, locked, many, plain, quietly, row
 
 from dataloader import enqueue as add_one
 from dataloader.queue import db, lifecycle, operations
@@ -237,14 +237,6 @@ def test_a_stuck_row_lets_no_newcomer_pass_the_others(conn: Conn, dsn: str, work
         add_all(conn, *[{"partition_key": "new"}] * 15)
         assert order(workers(), 10).count("busy") >= 4
         worker.finish(job)
-
-
-def test_a_queue_that_is_no_longer_fair_goes_by_age(conn: Conn, worker: Worker) -> None:
-    share_out(conn)
-    share_out(conn, None)
-    add_all(conn, *[{"partition_key": share} for share in "aaab"])
-    assert order(worker, 4) == list("aaab")
-    assert value(conn, "SELECT count(share) FROM dl_jobs") == 0
 
 
 def test_the_backlog_of_a_share_costs_the_turns_of_others_nothing(conn: Conn) -> None:

@@ -1,14 +1,12 @@
 """Guards that no other test would miss; see tests/mutation, which takes each away."""
 
-import os
-import signal
 from collections.abc import Callable
 from functools import partial
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from hands import BACKOFF_SEC, Conn, Worker, Workers, enqueue, locked, plain, quietly, started, successor, until
+from hands import BACKOFF_SEC, Conn, Worker, Workers, enqueue, locked, plain, quietly, started, successor
 from judge import illegal
 from patience import PATIENCE
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -75,19 +73,19 @@ def test_the_keeper_hears_of_running_jobs_that_should_stop_and_of_no_others(conn
 
 
 @pytest.mark.parametrize("verb", ["succeed", "retry", "fail", "hand_back", "cancel"])
-@pytest.mark.parametrize("counted", [2**31 - 1, 1_000_000, 999_999])
 def test_a_run_ends_once_in_the_journal_whatever_a_role_has_written_to_the_counter(
-    conn: Conn, worker: Worker, verb: str, counted: int
+    conn: Conn, worker: Worker, verb: str
 ) -> None:
-    job = worker.start_new()
-    conn.execute("UPDATE dl_jobs SET journaled = %s", (counted,))
-    worker.finish(job, verb)
-    assert row(conn, job.job_id)["status"] != "running"
-    assert len(kinds(conn, job.job_id)) == 3
-    if verb in ("retry", "hand_back"):
+    for counted in (2**31 - 1, 1_000_000, 999_999):
+        job = worker.start_new()
         conn.execute("UPDATE dl_jobs SET journaled = %s", (counted,))
-        assert worker.take().job_id == job.job_id
-        assert len(kinds(conn, job.job_id)) == 4
+        worker.finish(job, verb)
+        assert row(conn, job.job_id)["status"] != "running"
+        assert len(kinds(conn, job.job_id)) == 3
+        if verb in ("retry", "hand_back"):
+            conn.execute("UPDATE dl_jobs SET journaled = %s", (counted,))
+            assert worker.take().job_id == job.job_id
+            assert len(kinds(conn, job.job_id)) == 4
 
 
 @pytest.mark.parametrize(("status", "lease"), [("running", "-1 s"), ("succeeded", "1 h")])
@@ -228,33 +226,16 @@ def test_a_row_that_changes_hands_while_another_is_settled_is_left_alone(own_db:
         settler.conn.close()
 
 
-def test_nobody_ends_his_own_session(conn: Conn, worker: Worker) -> None:
-    lifecycle.end_session(worker.conn, worker.pid, worker.session.backend_start)
-    assert value(worker.conn, "SELECT 1") == 1
-
-
-def test_an_ended_session_is_gone_when_the_caller_goes_on(conn: Conn, workers: Workers) -> None:
-    """Else the next claim would find its keys held."""
-    caller, zombie = workers(), workers()
-    os.kill(zombie.pid, signal.SIGSTOP)
-    event = "SELECT wait_event FROM pg_stat_activity WHERE pid = %s"
-    with started(
-        lambda: lifecycle.end_session(caller.conn, zombie.pid, zombie.session.backend_start), None, conn
-    ) as ending:
-        try:
-            until(lambda: ending.done() or value(conn, event, caller.pid) == "BackendTermination", "the caller to wait")
-            assert not ending.done()
-        finally:
-            os.kill(zombie.pid, signal.SIGCONT)
-        ending.result()
-    assert value(conn, "SELECT count(*) FROM pg_stat_activity WHERE pid = %s", zombie.pid) == 0
-
-
-def test_a_session_that_one_may_not_end_is_let_be(conn: Conn, worker: Worker, other_role: str) -> None:
+def test_no_other_session_is_ended_than_that_of_the_worker_nor_ones_own(
+    conn: Conn, one: Worker, two: Worker, other_role: str
+) -> None:
+    """Another one may have the number by now, and a role may have no right to end it."""
     conn.execute(f"GRANT EXECUTE ON FUNCTION dl_end_session TO {conninfo_to_dict(other_role)['user']}".encode())
     with psycopg.connect(other_role, autocommit=True) as theirs:
-        lifecycle.end_session(theirs, worker.pid, worker.session.backend_start)
-    assert value(worker.conn, "SELECT 1") == 1
+        lifecycle.end_session(theirs, one.pid, one.session.backend_start)
+    lifecycle.end_session(one.conn, one.pid, one.session.backend_start)
+    lifecycle.end_session(two.conn, one.pid, two.session.backend_start)
+    assert value(one.conn, "SELECT 1") == 1
 
 
 def test_the_targets_sessions_of_another_role_are_let_be(conn: Conn, dsn: str, other_role: str) -> None:

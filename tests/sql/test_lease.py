@@ -115,14 +115,19 @@ def test_c4_heartbeats_are_heap_only_updates(conn: Conn, workers: Workers) -> No
     assert hot - before[1] >= 150  # not one, were the lease in an index; a full page makes a row move now and then
 
 
-def test_b1_after_a_reconnect_the_key_is_held_again(conn: Conn, workers: Workers) -> None:
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_b1_after_a_reconnect_the_key_is_held_again(conn: Conn, workers: Workers, is_gone: bool) -> None:
+    """The old session ends, where the server still believes in it."""
     old, new, other = workers(), workers(), workers()
     job_id = plain(conn, lock_key="k")
     plain(conn, lock_key="k")
     job = old.take()
-    old.conn.close()
+    assert keys_held(conn) == [old.pid]
+    if is_gone:
+        old.conn.close()
     session = successor(new, old)
     assert lifecycle.retake(session, [job])
+    assert is_gone or value(conn, "SELECT count(*) FROM pg_stat_activity WHERE pid = %s", old.pid) == 0
     found = row(conn, job_id)
     assert (found["claimed_pid"], found["claimed_backend_start"]) == (new.pid, new.session.backend_start)
     assert (found["status"], found["attempt"], found["claimed_by"]) == ("running", 1, old.name)
@@ -130,15 +135,6 @@ def test_b1_after_a_reconnect_the_key_is_held_again(conn: Conn, workers: Workers
     assert other.claim().job is None
     assert new.finish(job) == "succeeded"
     assert keys_held(conn) == []
-
-
-def test_a_retake_ends_the_old_session_that_the_server_still_believes_in(conn: Conn, workers: Workers) -> None:
-    old, new = workers(), workers()
-    job = old.start_new(plain, lock_key="k")
-    assert keys_held(conn) == [old.pid]
-    assert lifecycle.retake(successor(new, old), [job])
-    assert keys_held(conn) == [new.pid]
-    assert value(conn, "SELECT count(*) FROM pg_stat_activity WHERE pid = %s", old.pid) == 0
 
 
 def test_a_retake_is_refused_when_somebody_has_the_key_and_then_holds_nothing(conn: Conn, workers: Workers) -> None:
@@ -153,19 +149,14 @@ def test_a_retake_is_refused_when_somebody_has_the_key_and_then_holds_nothing(co
     assert keys_held(conn) == [conn.info.backend_pid]
 
 
-def delivered(conn: Conn, workers: Workers) -> tuple[list[Job], lifecycle.Session]:
-    """A run of three jobs whose session is gone, and the session with which its worker goes on."""
+def test_a_run_that_is_refused_a_key_or_has_lost_a_job_gets_none_of_its_keys(conn: Conn, workers: Workers) -> None:
     old, new = workers(), workers()
     for key in "abc":
         plain(conn, lock_key=key)
     jobs = lifecycle.step(old.session, ["q"], 15, 3).jobs
     old.conn.close()
     until(lambda: keys_held(conn) == [], "the locks to go with their session")
-    return jobs, successor(new, old)
-
-
-def test_a_run_that_is_refused_a_key_or_has_lost_a_job_gets_none_of_its_keys(conn: Conn, workers: Workers) -> None:
-    jobs, session = delivered(conn, workers)
+    session = successor(new, old)
     for job in jobs:
         conn.execute("SELECT pg_advisory_lock(hashtext(%s))", (job.lock_key,))
         assert lifecycle.retake(session, jobs) is False

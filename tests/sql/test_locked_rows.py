@@ -14,7 +14,6 @@ from test_lock import BEFORE_THE_NEXT_LOOK
 from test_order import at_gate
 
 from dataloader.queue import lifecycle, operations
-from dataloader.queue.job import Job
 from dataloader.queue.lifecycle import Ended
 
 T = TypeVar("T")
@@ -42,19 +41,6 @@ def test_a_locked_row_keeps_its_own_end_alone(conn: Conn, dsn: str, worker: Work
     found = step(worker, 0, ends[0], Ended(found.jobs[0], DONE))
     assert (set(found.ended.values()), list(found.locked)) == ({"succeeded"}, [])
     assert state(conn, jobs[0].job_id) == ("succeeded", 1)
-
-
-def test_a_locked_row_is_no_lost_one_and_a_lost_one_is_not_locked(conn: Conn, dsn: str, worker: Worker) -> None:
-    enqueue(conn), enqueue(conn), enqueue(conn)
-    held, lost, both = step(worker, 3).jobs
-    conn.execute("UPDATE dl_jobs SET claimed_pid = NULL")
-    for job in (lost, both):
-        expire(conn, job.job_id)
-        assert lifecycle.reap(conn)
-    with locked(dsn, "job_id = ANY (%s)", [held.job_id, both.job_id]):
-        written = lifecycle.finish_some(worker.conn, worker.name, [Ended(job, DONE) for job in (held, lost, both)])
-        assert (written.ended, list(written.locked)) == ({}, [held.job_id])
-    assert worker.finish(held) == "succeeded"
 
 
 def test_an_end_waits_a_moment_for_a_claim_that_looks_at_its_row(conn: Conn, workers: Workers, dsn: str) -> None:
@@ -116,10 +102,6 @@ def waiting_or_done(conn: Conn, worker: Worker, future: Future[object]) -> None:
     until(lambda: future.done() or blocked(conn, worker.pid), "a statement to end or wait")
 
 
-def end_runs(worker: Worker, jobs: Sequence[Job]) -> None:
-    lifecycle.step(worker.session, ["q"], BACKOFF_SEC, 0, [Ended(job, DONE) for job in jobs])
-
-
 def cancel(worker: Worker, job_ids: Sequence[UUID]) -> None:
     lifecycle.request_cancels(worker.conn, job_ids, False, "test")
 
@@ -145,7 +127,7 @@ def test_c5_a_bulk_cancel_beside_a_batchs_end_is_no_deadlock(
     ):
         canceling = pool.submit(cancel, other, [low, others, high])
         waiting_or_done(conn, other, canceling)
-        ending = pool.submit(end_runs, one, ends)
+        ending = pool.submit(lifecycle.step, one.session, ["q"], BACKOFF_SEC, 0, [Ended(job, DONE) for job in ends])
         waiting_or_done(conn, one, ending)
         before_mine.rollback()
         waiting_or_done(conn, one, ending)

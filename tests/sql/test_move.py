@@ -2,22 +2,16 @@
 
 import itertools
 import random
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 import pytest
 from hands import PATIENCE, Conn, Worker, Workers, enqueue, ids, locked, plain, started, step, until
-from readings import keys_held, row, state, value
+from readings import row, state, value
 
 from dataloader.queue import db, lifecycle, operations
-from dataloader.queue.enqueue import NewJob
-from dataloader.queue.enqueue import enqueue as add
-from dataloader.queue.job import Finish
-from dataloader.queue.lifecycle import Ended
 
 BY = "ops"
 PAUSED = "SELECT array_agg(queue ORDER BY queue) FROM dl_queues WHERE paused_at IS NOT NULL"
@@ -125,13 +119,17 @@ def test_a_move_makes_its_own_parked_keys_ready_and_looks_at_no_others(conn: Con
 
 
 def test_nothing_starts_before_all_have_moved(conn: Conn, worker: Worker) -> None:
-    """A move that dies leaves both queues paused; the next one completes it."""
+    """The next move completes one that died, which leaves both queues paused, and pauses a queue that was resumed."""
     order(conn)
     jobs = [enqueue(conn, lock_key="k") for _ in range(4)]
     for _ in range(2):
         assert operations.move(conn, "q", "to", BY, limit=1) == (1, False)
         assert value(conn, PAUSED) == ["q", "to"]
         assert in_order(worker, "q") == in_order(worker, "to") == []
+    operations.resume(conn, "to", "somebody")
+    assert operations._move_some(conn, "q", "to", 1) == (0, False)
+    assert value(conn, LEFT) == 2
+    operations.resume(conn, "q", "somebody")
     assert move(conn) == [2, 0]
     assert value(conn, PAUSED) == ["q"]
     assert in_order(worker) == jobs
@@ -146,28 +144,6 @@ def test_the_pauses_of_somebody_else_stay(conn: Conn) -> None:
     assert value(conn, "SELECT paused_by FROM dl_queues WHERE queue = 'to'") == "night"
     found = operations.settings(conn, "q")
     assert (found["paused_at"], found["paused_by"]) == (paused_at, "queue move to to")
-
-
-def test_a_queue_that_is_resumed_meanwhile_is_paused_again(conn: Conn) -> None:
-    enqueue(conn)
-    enqueue(conn)
-    operations.move(conn, "q", "to", BY, limit=1)
-    operations.resume(conn, "to", "somebody")
-    assert operations._move_some(conn, "q", "to", 1) == (0, False)
-    assert value(conn, LEFT) == 1
-    operations.resume(conn, "q", "somebody")
-    assert move(conn) == [1, 0]
-    assert value(conn, PAUSED) == ["q"]
-
-
-def test_the_target_is_told_when_it_goes_on(conn: Conn, worker: Worker) -> None:
-    job_id = enqueue(conn)
-    operations.move(conn, "q", "to", BY)
-    worker.claim("to")
-    worker.notes()
-    move(conn)
-    assert worker.notes() == ["to"]
-    assert in_order(worker) == [job_id]
 
 
 def test_a_claim_of_before_the_pause_is_waited_for(conn: Conn, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,61 +290,3 @@ def test_a_job_of_any_status_tells_that_a_move_is_not_over(conn: Conn, status: s
     plain(conn, queue="z", status=status)
     with pytest.raises(operations.Conflict, match="z is paused by a queue move to fourth and has jobs left"):
         operations.move(conn, "fourth", "b2", BY)
-
-
-def test_a_move_under_work_breaks_no_order(conn: Conn, dsn: str) -> None:
-    """Producers add to both queues, workers serve both, some runs fail; the journal tells in which order they began."""
-    order(conn)
-    adding, over = threading.Semaphore(0), threading.Event()
-
-    def produce(number: int) -> None:
-        with db.connect(dsn, name="producer", schema="public") as producer:
-            for nth in range(60):  # each key has one producer, which knows the new queue once that has its order
-                if nth == 40:
-                    until(lambda: value(producer, "SELECT ordered FROM dl_queues WHERE queue = 'to'"), "the move")
-                queue = "q" if nth < 40 else "to"
-                add(producer, NewJob(queue, "t", str(number + 2 * (nth % 3)), max_attempts=50))
-                adding.release()
-
-    def work(number: int, queue: str) -> None:
-        chance, worker = random.Random(number), Worker(dsn, f"host:{number}:boot")
-        ends: list[Ended] = []
-        while not over.is_set() or ends:
-            found = lifecycle.step(worker.session, [queue], 0.1, 0 if over.is_set() else 3, ends)
-            ends = [each for each in ends if each.job.job_id in found.locked]
-            for job in found.jobs:
-                verb = "retry" if chance.random() < 0.2 else "succeed"
-                ends.append(Ended(job, Finish(verb, error="no" if verb == "retry" else None, delay_sec=0.01)))
-            if not found.jobs and not found.look_again:
-                list(worker.conn.notifies(timeout=0.05, stop_after=1))
-        worker.conn.close()
-
-    with ThreadPoolExecutor(6) as pool:
-        futures = [pool.submit(produce, number) for number in range(2)]
-        futures += [pool.submit(work, number, queue) for number, queue in enumerate(["q", "q", "to", "to"])]
-        try:
-            for _ in range(50):
-                assert adding.acquire(timeout=PATIENCE)
-            move(conn, limit=5)
-            for future in futures[:2]:
-                future.result(timeout=PATIENCE)
-            move(conn, limit=5)
-            until(lambda: value(conn, "SELECT count(*) FROM dl_jobs WHERE status <> 'succeeded'") == 0, "all to end")
-        finally:
-            over.set()
-        for future in futures:
-            future.result()
-    # No job began before an earlier one of its key had ended, unless that was in the other queue then.
-    wrong = conn.execute(
-        """WITH ends AS (SELECT job_id, max(event_id) AS ended, min(event_id) FILTER (WHERE kind = 'picked') AS began
-                           FROM dl_job_events GROUP BY job_id)
-           SELECT a.lock_key, a.score, b.score FROM dl_jobs a JOIN dl_jobs b USING (lock_key)
-             JOIN ends ea ON ea.job_id = a.job_id JOIN ends eb ON eb.job_id = b.job_id
-             JOIN dl_job_events fa ON fa.job_id = a.job_id AND fa.kind = 'queued'
-             JOIN dl_job_events fb ON fb.job_id = b.job_id AND fb.kind = 'queued'
-            WHERE (a.score, a.created_at) < (b.score, b.created_at) AND fa.queue = fb.queue AND eb.began < ea.ended"""
-    ).fetchall()
-    assert wrong == []
-    assert value(conn, "SELECT count(*) FROM dl_jobs") == 120
-    assert value(conn, "SELECT count(DISTINCT lock_key) FROM dl_jobs") == 6
-    assert keys_held(conn) == []

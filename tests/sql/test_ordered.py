@@ -79,22 +79,18 @@ def test_a_job_of_an_ordered_queue_has_a_score_whoever_adds_it(ordered: Conn) ->
     assert row(ordered, enqueue(ordered, queue="other"))["score"] is None
 
 
-def test_a_job_that_is_moved_into_an_ordered_queue_gets_its_place(ordered: Conn) -> None:
-    old = plain(ordered, queue="other", lock_key="k", made_sec=-60)
-    new = plain(ordered, lock_key="k")
-    ordered.execute("UPDATE dl_jobs SET queue = 'q' WHERE job_id = %s", (old,))
-    assert row(ordered, old)["score"] < row(ordered, new)["score"]
-
-
-def test_a_job_that_is_moved_into_a_queue_without_order_gets_no_place(conn: Conn) -> None:
+def test_a_job_that_is_moved_gets_its_place_in_an_ordered_queue_and_none_in_another(conn: Conn) -> None:
+    order(conn)
     order(conn, "plain", ordered=False)
-    job_id = plain(conn, lock_key="k")
-    conn.execute("UPDATE dl_jobs SET queue = 'plain' WHERE job_id = %s", (job_id,))
-    assert row(conn, job_id)["score"] is None
-    assert row(conn, plain(conn, queue="plain"))["score"] is None
-    odd = plain(conn, queue="plain", cancel_requested=True)
+    old, odd = plain(conn, queue="plain", lock_key="k", made_sec=-60), plain(conn, queue="plain", cancel_requested=True)
+    assert row(conn, old)["score"] is None
+    new = plain(conn, lock_key="k")
+    conn.execute("UPDATE dl_jobs SET queue = 'q' WHERE job_id = %s", (old,))
+    assert row(conn, old)["score"] < row(conn, new)["score"]
+    other = plain(conn, queue="other", lock_key="k")
+    conn.execute("UPDATE dl_jobs SET queue = 'plain' WHERE job_id = %s", (other,))
     conn.execute("SELECT dl_set_aside(ARRAY[%s::uuid])", (odd,))
-    assert (row(conn, odd)["status"], row(conn, odd)["score"]) == ("canceled", None)
+    assert (row(conn, other)["score"], row(conn, odd)["status"], row(conn, odd)["score"]) == (None, "canceled", None)
 
 
 def test_a_row_without_a_score_gets_it_by_the_claim(ordered: Conn, worker: Worker) -> None:
@@ -298,16 +294,15 @@ def test_a_claim_of_large_keys_ends_with_the_key_that_makes_it_a_thousand(merged
     assert len(keys_held(merged)) == 2
 
 
-@pytest.mark.parametrize("place", [0, 2, 3])
 @pytest.mark.parametrize(
-    "hold",
+    ("hold", "place"),
     [
-        "SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE",
-        "SELECT FROM dl_jobs WHERE job_id = %s FOR NO KEY UPDATE",
-        "SELECT FROM dl_jobs WHERE job_id = %s FOR SHARE",
-        "UPDATE dl_jobs SET priority = 1 WHERE job_id = %s",
-        "UPDATE dl_jobs SET status = 'canceled' WHERE job_id = %s",
-        "DELETE FROM dl_jobs WHERE job_id = %s",
+        *(("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", place) for place in (0, 2, 3)),
+        ("SELECT FROM dl_jobs WHERE job_id = %s FOR NO KEY UPDATE", 2),
+        ("SELECT FROM dl_jobs WHERE job_id = %s FOR SHARE", 2),
+        ("UPDATE dl_jobs SET priority = 1 WHERE job_id = %s", 2),
+        ("UPDATE dl_jobs SET status = 'canceled' WHERE job_id = %s", 0),
+        ("DELETE FROM dl_jobs WHERE job_id = %s", 3),
     ],
 )
 def test_a_delivery_waits_for_its_locked_job(merged: Conn, one: Worker, two: Worker, hold: str, place: int) -> None:
@@ -325,17 +320,6 @@ def test_a_delivery_waits_for_its_locked_job(merged: Conn, one: Worker, two: Wor
         assert 0.1 <= found.due_in <= 1
     found = step(two)
     assert [(job.job_id, job.attempt) for job in found.jobs] == [(job_id, 1) for job_id in jobs]
-
-
-def test_a_delivery_that_waits_for_a_locked_job_uses_no_room_of_its_limits(merged: Conn, worker: Worker) -> None:
-    operations.set_limit(merged, "one", "test", most=1)
-    waiting, held = (enqueue(merged, lock_key="k", limits=["one"]) for _ in range(2))
-    other = enqueue(merged, lock_key="l", limits=["one"])
-    with locked(merged, held):
-        found = step(worker)
-        assert ids(found) == [other]
-        end_all(worker, found.jobs)
-    assert ids(step(worker)) == [waiting, held]
 
 
 def test_of_a_delivery_that_is_spent_the_first_is_dead_and_the_others_start_over(merged: Conn, worker: Worker) -> None:
@@ -503,13 +487,6 @@ def test_scores_are_given_some_at_a_time_to_unlocked_jobs_of_the_queue(conn: Con
     assert [row(conn, job_id)["score"] is None for job_id in (*jobs, running.job_id)] == [True, False, False, True]
 
 
-def test_a_key_that_waits_goes_on_when_its_queue_is_no_longer_ordered(ordered: Conn, worker: Worker) -> None:
-    _, second = behind_a_retry(ordered, worker)
-    assert (step(worker).jobs, waits(ordered, second)) == ([], ["key"])
-    operations.set_order(ordered, "q", "test", ordered=False)
-    assert ids(step(worker)) == [second]
-
-
 def test_a_transaction_of_before_the_switch_loses_its_job_no_place(conn: Conn, workers: Workers, dsn: str) -> None:
     one, old = workers(), workers()
     with old.conn.transaction():
@@ -523,50 +500,32 @@ def test_a_transaction_of_before_the_switch_loses_its_job_no_place(conn: Conn, w
 
 
 @pytest.mark.parametrize(
-    ("stored", "ordered", "merge", "outcome"),
+    ("stored", "said", "outcome"),
     [
-        ({}, None, None, None),
-        ({}, True, None, (True, None)),
-        ({}, True, True, (True, True)),
-        ({"ordered": True}, True, None, (True, None)),
-        ({"ordered": True}, None, None, (True, None)),
-        ({"ordered": True}, False, None, "contradiction"),
-        ({"ordered": False}, True, None, "contradiction"),
-        ({"ordered": True, "merge": False}, True, True, "contradiction"),
+        ({}, (None, None), None),
+        ({}, (True, True), (True, True)),
+        ({"ordered": True}, (True, None), (True, None)),
+        ({"ordered": True}, (None, None), (True, None)),
+        ({"ordered": True}, (False, None), "contradiction"),
+        ({"ordered": False}, (True, None), "contradiction"),
+        ({"ordered": True, "merge": False}, (True, True), "contradiction"),
     ],
 )
 def test_a_farm_and_the_database_agree_on_a_queue(
-    conn: Conn, stored: dict[str, bool], ordered: bool | None, merge: bool | None, outcome: Any
+    conn: Conn, stored: dict[str, bool], said: tuple[bool | None, bool | None], outcome: Any
 ) -> None:
+    with pytest.raises(operations.Contradiction, match="should be ordered as well"):
+        operations.set_order(conn, "q", "test", merge=True)
     if stored:
         operations.set_order(conn, "q", "test", **stored)
     before = conn.execute("SELECT ordered, merge FROM dl_queues").fetchone()
     if outcome == "contradiction":
         with pytest.raises(operations.Contradiction, match=r"WORKERS_JSON says .* of the queue q, and the database"):
-            operations.agree(conn, "q", ordered, merge)
-        assert conn.execute("SELECT ordered, merge FROM dl_queues").fetchone() == before
+            operations.agree(conn, "q", *said)
+        outcome = before
     else:
-        operations.agree(conn, "q", ordered, merge)
-        assert conn.execute("SELECT ordered, merge FROM dl_queues").fetchone() == outcome
-
-
-def test_a_queue_that_is_not_ordered_cannot_merge(conn: Conn) -> None:
-    with pytest.raises(operations.Contradiction, match="should be ordered as well"):
-        operations.set_order(conn, "q", "test", merge=True)
-    assert conn.execute("SELECT FROM dl_queues").fetchall() == []
-
-
-def test_a_locked_head_keeps_its_key_and_the_first_job_that_starts_is_marked_as_begun(
-    ordered: Conn, worker: Worker
-) -> None:
-    """The claim comes back for the head, and a locked row behind it hinders nobody."""
-    head, second, other = (enqueue(ordered, lock_key=key) for key in "aab")
-    with locked(ordered, head):
-        found, again = step(worker), step(worker)
-    assert (ids(found), row(ordered, other)["heartbeat_at"] is None) == ([other], False)
-    assert (again.jobs, again.due_in is not None and again.due_in <= 1) == ([], True)
-    with locked(ordered, second):
-        assert ids(step(worker)) == [head]
+        operations.agree(conn, "q", *said)
+    assert conn.execute("SELECT ordered, merge FROM dl_queues").fetchone() == outcome
 
 
 def test_a_merged_delivery_has_no_job_that_waits_for_a_parent(merged: Conn, workers: Workers) -> None:

@@ -345,6 +345,11 @@ def locked_head(conn: Conn, stranger: Worker, number: int = 80) -> Iterator[None
 def test_a_claim_with_the_bookmark_finds_what_is_behind_and_later_what_is_before(
     conn: Conn, one: Worker, two: Worker
 ) -> None:
+    """A few locked rows are no reason to pass over the head."""
+    with locked_head(conn, two, 10):
+        plain(conn, priority=2)
+        assert step(one, 1).head is None
+    conn.execute("DELETE FROM dl_jobs")
     with locked_head(conn, two):
         behind = [plain(conn, priority=2) for _ in range(3)]
         found = step(one, 1)
@@ -358,12 +363,6 @@ def test_a_claim_with_the_bookmark_finds_what_is_behind_and_later_what_is_before
     assert [job.lock_key for job in step(one, 1, head=found.head).jobs] == ["locked-1"]
 
 
-def test_a_few_locked_rows_are_no_reason_to_pass_over_the_head(conn: Conn, one: Worker, two: Worker) -> None:
-    with locked_head(conn, two, 10):
-        plain(conn, priority=2)
-        assert step(one, 1).head is None
-
-
 def test_the_order_of_a_key_holds_across_the_bookmark(conn: Conn, one: Worker, two: Worker) -> None:
     """A job before the bookmark may be free by now, and comes first; if it is not, the jobs behind wait for it."""
     before = plain(conn, lock_key="k", priority=1)
@@ -375,15 +374,6 @@ def test_the_order_of_a_key_holds_across_the_bookmark(conn: Conn, one: Worker, t
         assert step(one, 1, head=head).jobs == []
     assert ids(step(one, 1, head=head)) == [before]
     assert state(conn, behind) == ("queued", 0)
-
-
-@pytest.mark.parametrize("change", ["available_at = now()", "queue = 'other'", "lock_key = 'other'"])
-def test_a_reason_to_wait_that_nobody_knows_is_left_alone(conn: Conn, worker: Worker, change: str) -> None:
-    job_id = plain(conn)
-    conn.execute("UPDATE dl_jobs SET blocked_on = 'order' WHERE job_id = %s", (job_id,))
-    conn.execute(f"UPDATE dl_jobs SET {change} WHERE job_id = %s", (job_id,))
-    assert waits(conn, job_id) == ["order"]
-    assert (worker.claim().job, worker.claim("other").job) == (None, None)
 
 
 def test_a_time_ahead_goes_before_any_other_reason_and_a_past_one_is_none(conn: Conn, one: Worker, two: Worker) -> None:

@@ -1,24 +1,15 @@
 """The keeper, the reaper and a starting farm give back what dead workers had, each job once, after its session."""
 
-from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 import pytest
 import structlog
-from hands import DONE, Conn, Worker, Workers, age, enqueue, expire, locked, plain, started, step, until
+from hands import Conn, Worker, Workers, age, enqueue, expire, plain, step
 from psycopg.types.json import Jsonb
 from readings import journal, keys_held, row, state, value
 
-from dataloader.config import WorkerSpec
-from dataloader.farm import worker as farm
-from dataloader.farm.batch import Batch
-from dataloader.farm.common_log import FarmOutage, Note
-from dataloader.farm.session import Session
-from dataloader.queue import db, lifecycle
-from dataloader.queue.job import Job
-from dataloader.queue.lifecycle import Ended
+from dataloader.queue import lifecycle
 
 LOG: Any = structlog.get_logger("worker")
 REASON = "worker killed by signal 9"
@@ -115,17 +106,12 @@ def gone(conn: Conn, dead: Worker) -> list[tuple[str, int]]:
     return conn.execute("SELECT status::text, attempt FROM dl_jobs ORDER BY priority").fetchall()
 
 
-def ahead(conn: Conn, worker: Worker, number: int, **more: int) -> list[Job]:
-    """Claim so many jobs at once, which all may run once."""
-    for priority in range(number):
-        enqueue(conn, priority=priority, **({"max_attempts": 1} | more))
-    return step(worker, number).jobs
-
-
 @pytest.mark.parametrize("sign", [None, "beat", "progress", "keep"])
 def test_what_was_claimed_ahead_is_counted_where_it_has_begun(conn: Conn, worker: Worker, sign: str | None) -> None:
     """Its worker has beaten for it, or the keeper has."""
-    jobs = ahead(conn, worker, 3)
+    for priority in range(3):
+        enqueue(conn, priority=priority, max_attempts=1)
+    jobs = step(worker, 3).jobs
     assert [row(conn, job.job_id)["heartbeat_at"] is None for job in jobs] == [False, True, True]
     _, second, last = jobs
     if sign == "keep":
@@ -203,15 +189,6 @@ def test_a_worker_that_came_back_and_fell_silent_gets_no_more_time(conn: Conn, w
     assert lifecycle.reap(conn, 10, patience_sec=60)
 
 
-def test_a_session_that_has_the_zombies_number_by_now_is_left_alone(conn: Conn, workers: Workers) -> None:
-    zombie, bystander = workers(), workers()
-    job_id = zombie.start_new(plain).job_id
-    conn.execute("UPDATE dl_jobs SET claimed_pid = %s", (bystander.pid,))
-    expire(conn, job_id)
-    assert lifecycle.reap(conn)
-    assert value(bystander.conn, "SELECT 1") == 1
-
-
 def test_a3_a_row_that_somebody_holds_is_skipped_not_waited_for(conn: Conn, one: Worker, two: Worker) -> None:
     plain(conn), plain(conn)
     held, other = one.take(), two.take()
@@ -242,68 +219,9 @@ def test_what_a_worker_does_not_know_goes_back_uncounted(conn: Conn, worker: Wor
     assert lifecycle.hand_back(conn, worker.name, [newer], "the session was lost") == [(held, "queued")]
 
 
-def test_what_others_hold_and_locked_rows_are_left_alone(conn: Conn, one: Worker, two: Worker) -> None:
-    held, other = plain(conn), plain(conn)
-    mine, theirs = one.take(), two.take()
-    assert {mine.job_id, theirs.job_id} == {held, other}
-    with locked(two.conn, mine.job_id):
-        assert lifecycle.hand_back(conn, one.name, [], "the session was lost") == []
-    assert lifecycle.still_held(conn, one.name, [mine, theirs]) == {mine.job_id}
-    assert state(conn, theirs.job_id) == ("running", 1)
-
-
-def test_of_a_dead_worker_only_what_it_had_begun_counts(conn: Conn, worker: Worker) -> None:
-    jobs = [plain(conn) for _ in range(3)]
-    step(worker, 3)
-    begun = [job_id for job_id in jobs if row(conn, job_id)["heartbeat_at"] is not None]
-    assert len(begun) == 1, "the claim marks its first job"
-    settled = lifecycle.settle_gone(conn, worker.name, GONE)
-    assert {each.job_id for each in settled} == set(jobs)
-    for job_id in jobs:
-        assert state(conn, job_id) == ("queued", 1 if job_id in begun else 0)
-        how = f"{GONE} on attempt 1" if job_id in begun else f"not started: {GONE}"
-        assert journal(conn, job_id)[-1][1]["reason"] == how
-    assert lifecycle.settle_gone(conn, worker.name, GONE) == []
-
-
 @pytest.mark.parametrize(("host", "found"), [("host", True), ("hos", False), ("host:1", True), ("%", False)])
 def test_the_holders_of_a_host(conn: Conn, dsn: str, host: str, found: bool) -> None:
     worker = Worker(dsn, "host:1:a")
     worker.start_new(plain)
     assert lifecycle.holders(conn, host) == ([worker.name] if found else [])
     worker.conn.close()
-
-
-class Asked:
-    """A lock that shows whether a thread has asked for it, also while another one has it."""
-
-    def __init__(self, lock: Any) -> None:
-        self.lock = lock
-        self.is_asked = False
-
-    def __enter__(self) -> None:
-        self.is_asked = True
-        self.lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.lock.release()
-
-
-def test_an_end_that_comes_while_a_new_session_asks_for_others_is_written(dsn: str, conn: Conn, one: Worker) -> None:
-    """A run ends while the heartbeat replaces a lost session: its job must not run again."""
-    first, second = one.start_new(), one.start_new()
-    batch = Batch([WorkerSpec(queue="q", concurrency=1)], ("q",), 1.0, LOG)
-    session = Session(lambda: one.session, batch.resume, FarmOutage(Note(), LOG), "lost")
-    parts: Any = SimpleNamespace(session=session, batch=batch)
-    batch.running = (second,)
-    farm.Worker._add(parts, [Ended(first, DONE)])
-    with ThreadPoolExecutor(1) as pool, db.connect(dsn, name="other", schema="public") as other:
-        other.execute("BEGIN; LOCK TABLE dl_jobs IN ACCESS EXCLUSIVE MODE")
-        with started(lambda: session.call(batch.write), one.pid, conn):
-            session.lock = lock = Asked(session.lock)
-            added = pool.submit(farm.Worker._add, parts, [Ended(second, DONE)])
-            until(lambda: lock.is_asked or added.done(), "the run to end")
-            other.execute("COMMIT")
-        added.result()
-    session.call(batch.write)
-    assert [state(conn, job.job_id) for job in (first, second)] == [("succeeded", 1)] * 2

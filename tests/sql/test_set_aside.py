@@ -103,18 +103,6 @@ def test_a_job_that_a_trigger_keeps_from_any_change_is_set_aside(worker: Worker,
     assert ids(step(worker, MOST)) == [good]
 
 
-def test_an_error_of_no_row_stays_what_it_is(worker: Worker) -> None:
-    error = psycopg.errors.RaiseException("not of a row")
-
-    def fails() -> None:
-        worker.conn.execute("SELECT 1 / 0")
-
-    plain(worker.conn)
-    with pytest.raises(psycopg.errors.RaiseException, match="not of a row"):
-        set_aside(worker.conn, ["q"], fails, error)
-    assert len(step(worker, MOST).jobs) == 1
-
-
 def test_one_session_at_a_time_looks_for_the_job(worker: Worker, own_db: str, poison: Callable[..., UUID]) -> None:
     poison()
     other = Worker(own_db, "host:2:boot")

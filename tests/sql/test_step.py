@@ -2,7 +2,7 @@
 
 import pytest
 from hands import DONE, Conn, Worker, Workers, enqueue, expire, ids, locked, many, plain, quietly, step
-from psycopg.types.json import Jsonb, set_json_loads
+from psycopg.types.json import set_json_loads
 from readings import journal, keys_held, kinds, row, state, value, waits
 
 from dataloader.queue import lifecycle, operations
@@ -168,31 +168,6 @@ def test_where_keys_are_few_a_step_leaves_some_to_others(conn: Conn, one: Worker
     assert [job.lock_key for job in step(one, 100).jobs] == [f"key-{number}" for number in range(30)]
     assert len(keys_held(conn)) == 30
     assert [job.lock_key for job in step(two, 100).jobs] == ["key-30", "key-31"]
-
-
-def test_it_leaves_none_where_it_has_enough_or_no_job_waits_behind(conn: Conn, one: Worker, two: Worker) -> None:
-    many(conn, 16, "%s")
-    many(conn, 16, "%s", priority=101)  # a short claim counts a key as often as its jobs are among the first
-    assert len(step(one, 10).jobs) == 10
-    conn.execute("DELETE FROM dl_jobs")
-    many(conn, 16, "other-%s")
-    assert len(step(two, 100).jobs) == 16
-
-
-def test_it_sees_past_a_thousand_jobs_whose_keys_others_take(conn: Conn, worker: Worker) -> None:
-    """Their claims are not committed, so the jobs still look as if they could be had."""
-    many(conn, 1_000, "taken-%s", priority=1)
-    many(conn, 10, "free-%s", priority=2)
-    conn.execute("SELECT pg_advisory_lock(hashtext(lock_key)) FROM dl_jobs WHERE priority = 1")
-    assert [job.lock_key for job in step(worker, 5).jobs] == [f"free-{number}" for number in range(1, 6)]
-
-
-def test_large_arguments_are_held_once(conn: Conn, worker: Worker) -> None:
-    """And not by the cursor as well while the job runs."""
-    for size, is_kept in ((10, True), (lifecycle.LARGE, False)):
-        plain(conn, args=Jsonb({"text": "x" * size}))
-        assert len(step(worker, 1).jobs) == 1
-        assert ("repeating" in vars(worker.conn)) is is_kept
 
 
 def test_rows_that_were_parked_and_others_are_claimed_in_one_order(conn: Conn, workers: Workers) -> None:

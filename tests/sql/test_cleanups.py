@@ -40,6 +40,7 @@ def listed(conn: Conn) -> list[UUID]:
 
 
 def test_a_canceled_job_is_cleaned_up_behind(conn: Conn, worker: Worker, left: UUID) -> None:
+    operations.limit_length(conn, "q", 0, "test")  # a full queue keeps nothing alive
     lifecycle.request_cancel(conn, left)
     assert cleaned(conn) == [left]
     cleanup = worker.take()
@@ -66,12 +67,18 @@ def test_a_job_that_is_not_canceled_keeps_what_it_has(conn: Conn, worker: Worker
     assert json.loads(lifecycle.checkpoints(conn, [job.job_id])[job.job_id].text or "") == LIVES_ON
 
 
-def test_a_run_that_has_cleaned_up_itself_leaves_nothing(conn: Conn, worker: Worker) -> None:
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_run_that_has_cleaned_up_itself_and_a_job_that_is_gone_leave_nothing(
+    conn: Conn, worker: Worker, gone: bool
+) -> None:
     job = worker.start_new()
     keep(worker, job, LIVES_ON)
     end = Finish("cancel", "canceled")
-    lifecycle.finish_some(worker.conn, worker.name, [lifecycle.Ended(job, end, checkpoint=Checkpoint('{"id": "p-1"}'))])
+    last = Checkpoint(json.dumps(LIVES_ON if gone else {"id": "p-1"}))
+    lifecycle.finish_some(worker.conn, worker.name, [lifecycle.Ended(job, end, checkpoint=last)])
     assert state(conn, job.job_id)[0] == "canceled"
+    if gone:
+        remove(conn, job.job_id, by="another service")
     assert cleanups.due(conn) == [], "nobody locks it in vain"
     assert (cleaned(conn), listed(conn)) == ([], [])
 
@@ -84,11 +91,6 @@ def test_a_worker_that_dies_at_a_cancellation_leaves_it_to_the_reaper(conn: Conn
     (settled,) = lifecycle.settle(conn, worker.name, "crash", "killed")
     assert settled.status == "canceled"
     assert cleaned(conn) == [job_id]
-
-
-def test_nothing_stays_of_a_job_that_is_gone(conn: Conn, left: UUID) -> None:
-    remove(conn, left, by="another service")
-    assert (cleaned(conn), listed(conn)) == ([], [])
 
 
 def test_a_second_reaper_passes_a_job_over_that_the_first_one_has_locked(dsn: str, conn: Conn, left: UUID) -> None:
@@ -128,10 +130,3 @@ def test_a_job_that_may_leave_something_stays_listed(conn: Conn, worker: Worker)
     assert listed(conn) == [job.job_id]
     lifecycle.request_cancel(conn, job.job_id)
     assert (cleaned(conn), listed(conn)) == ([], [])
-
-
-def test_a_full_queue_keeps_nothing_alive(conn: Conn, left: UUID) -> None:
-    operations.limit_length(conn, "q", 1, "test")
-    enqueue(conn)
-    lifecycle.request_cancel(conn, left)
-    assert cleaned(conn) == [left]

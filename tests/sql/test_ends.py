@@ -6,7 +6,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from hands import Conn, Worker, enqueue, expire, journal, keys_held, plain, row, state, value
+from hands import Conn, Worker, enqueue, journal, keys_held, plain, row, value
 
 from dataloader.queue import db, lifecycle
 from dataloader.queue.job import LEADS_TO, Finish
@@ -28,14 +28,14 @@ def ended(conn: Conn, worker: Worker, verb: str, cancel: bool = False, **how: An
 @pytest.mark.parametrize(
     ("verb", "how", "status", "attempt", "kind", "facts"),
     [
-        ("succeed", {}, "succeeded", 1, "done", {}),
+        ("succeed", {"progress": '{"new": 2}'}, "succeeded", 1, "done", {}),
         ("retry", {"error": "boom", "delay_sec": 60}, "queued", 1, "requeue",
          {"reason": "error", "error": "boom", "delay_sec": 60}),
-        ("retry", {"error": "boom", "delay_sec": 86_400}, "queued", 1, "requeue",
+        ("retry", {"error": "boom", "delay_sec": 86_400, "progress": '{"new": 2}'}, "queued", 1, "requeue",
          {"reason": "error", "error": "boom", "delay_sec": 86_400}),
         ("fail", {"error": "boom"}, "failed", 1, "failed", {"error": "boom"}),
-        ("cancel", {}, "canceled", 1, "canceled", {}),
-        ("hand_back", {"error": "drain"}, "queued", 0, "requeue", {"reason": "drain"}),
+        ("cancel", {"progress": '{"new": 2}'}, "canceled", 1, "canceled", {}),
+        ("hand_back", {"error": "drain", "progress": '{"new": 2}'}, "queued", 0, "requeue", {"reason": "drain"}),
     ],
 )  # fmt: skip
 def test_what_each_end_writes(
@@ -43,7 +43,7 @@ def test_what_each_end_writes(
 ) -> None:
     end = ended(conn, worker, verb, **how)
     assert (end["status"], end["attempt"], end["error"]) == (status, attempt, facts.get("error"))
-    assert end["progress"] == {"old": 1}
+    assert end["progress"] == ({"new": 2} if "progress" in how else {"old": 1})
     assert (end["finished_at"] is None) == (status == "queued")
     assert end["story"] == ["queued", "picked", kind]
     assert end["payload"] == {"attempt": attempt, "worker": worker.name} | facts
@@ -53,11 +53,6 @@ def test_what_each_end_writes(
         assert end["blocked_on"] == ("time" if wait else None)
     assert (end["lease_expires_at"], end["claimed_by"], end["claimed_pid"]) == (None, None, None)
     assert keys_held(conn) == []
-
-
-@pytest.mark.parametrize("verb", ["succeed", "retry", "fail", "cancel", "hand_back"])
-def test_each_end_writes_the_last_progress(conn: Conn, worker: Worker, verb: str) -> None:
-    assert ended(conn, worker, verb, progress='{"new": 2}')["progress"] == {"new": 2}
 
 
 def test_v12_a_success_after_an_acknowledged_cancellation_says_that_its_work_stands(conn: Conn, worker: Worker) -> None:
@@ -151,19 +146,6 @@ def test_what_a_run_tells_besides_does_not_change_its_end(conn: Conn, worker: Wo
         jobs[1]: "succeeded",
     }
     assert keys_held(conn) == []
-
-
-def test_a_row_that_takes_no_end_is_left_to_the_reaper(own: tuple[Conn, Worker]) -> None:
-    conn, worker = own
-    jobs = [enqueue(conn, lock_key=key) for key in ("bad", "good")]
-    bad, good = lifecycle.step(worker.session, ["q"], 15, 2, None).jobs
-    refuse(conn, BEFORE, "true")
-    ends = [Ended(job, Finish("succeed")) for job in (bad, good)]
-    assert lifecycle.finish_some(worker.conn, worker.name, ends) == ({good.job_id: "succeeded"}, [])
-    assert state(conn, bad.job_id) == ("running", 1)
-    conn.execute("DROP TRIGGER refuse ON dl_jobs")
-    expire(conn, jobs[0])
-    assert lifecycle.reap(conn) is not None
 
 
 def test_a9_an_end_whose_answer_was_lost_is_found(conn: Conn, worker: Worker) -> None:

@@ -32,15 +32,6 @@ def crash(conn: Conn, worker: Worker, end: str = "crash") -> None:
     conn.execute("UPDATE dl_jobs SET available_at = now(), blocked_on = NULL WHERE status = 'queued'")
 
 
-def test_a_run_gets_what_the_one_before_has_kept(conn: Conn, worker: Worker) -> None:
-    job_id, other = enqueue(conn), enqueue(conn)
-    job = worker.take()
-    checkpoint = Checkpoint('{"at": 1}', claim=7, number=3, spares_attempt=True)
-    lifecycle.keep_checkpoint(conn, job, checkpoint)
-    assert lifecycle.checkpoints(conn, [job_id, other]) == {job_id: checkpoint}
-    assert stored(conn) == [(1, {"at": 1})]
-
-
 def test_each_save_has_its_time_and_replaces_none_of_a_later_claim(conn: Conn, worker: Worker) -> None:
     """As by the statement of a run that was stopped in its midst."""
     job = worker.start_new()
@@ -107,11 +98,16 @@ def test_success_spends_it_with_all_that_the_target_has(conn: Conn, worker: Work
     assert (kept(conn, job_id), kept(conn, other)) == (Checkpoint(None, claim=2), FIRST)
 
 
-def test_a_job_that_came_back_meanwhile_keeps_it(conn: Conn, worker: Worker) -> None:
-    job_id = enqueue(conn)
-    lifecycle.keep_checkpoint(conn, worker.take(), FIRST)
-    conn.execute(lifecycle._SQL["spend_checkpoints"], {"job_ids": [job_id]})
-    assert kept(conn, job_id) == FIRST
+def test_a_job_that_came_back_meanwhile_keeps_it_and_so_does_another_change_of_one_that_has_succeeded(
+    conn: Conn, worker: Worker
+) -> None:
+    job = worker.start_new()
+    lifecycle.keep_checkpoint(conn, job, FIRST)
+    conn.execute(lifecycle._SQL["spend_checkpoints"], {"job_ids": [job.job_id]})
+    assert kept(conn, job.job_id) == FIRST
+    worker.finish(job)
+    conn.execute("UPDATE dl_jobs SET queue = 'other', status = 'failed'")
+    assert kept(conn, job.job_id) == FIRST
 
 
 @pytest.mark.parametrize("by", ["operator", "plain update"])
@@ -129,14 +125,6 @@ def test_a_job_that_comes_back_goes_on_unless_it_has_succeeded(conn: Conn, worke
         conn.execute("UPDATE dl_jobs SET status = 'queued' WHERE job_id = %s", (job_id,))
     assert kept(conn, job_id) == (Checkpoint(None, claim=2) if verb == "succeed" else saved)
     assert kept(conn, other) == saved
-
-
-def test_another_change_of_a_job_that_has_succeeded_leaves_it(conn: Conn, worker: Worker) -> None:
-    job = worker.start_new()
-    lifecycle.keep_checkpoint(conn, job, FIRST)
-    worker.finish(job)
-    conn.execute("UPDATE dl_jobs SET queue = 'other', status = 'failed'")
-    assert kept(conn, job.job_id) == FIRST
 
 
 def test_an_operator_lets_a_job_begin_at_the_start(conn: Conn, worker: Worker) -> None:
@@ -192,14 +180,6 @@ def test_a_dead_run_counts_else(conn: Conn, worker: Worker, case: str) -> None:
             lifecycle.keep_checkpoint(conn, worker.take(), saved)
     crash(conn, worker)
     assert state(conn, job_id) == ("lost", 1)
-
-
-def test_a_canceled_one_is_canceled_all_the_same(conn: Conn, worker: Worker) -> None:
-    job_id = enqueue(conn)
-    lifecycle.keep_checkpoint(conn, worker.take(), FIRST._replace(spares_attempt=True))
-    lifecycle.request_cancel(conn, job_id)
-    crash(conn, worker)
-    assert state(conn, job_id)[0] == "canceled"
 
 
 @pytest.fixture
@@ -266,12 +246,3 @@ def test_the_commit_of_a_stopped_process_holds_for_5_s_at_most(target: Conn, dsn
         standing.to_save = Checkpoint("{}", number=1)
     assert target.execute("SELECT setting FROM seen").fetchall() == [("5s",)]
     target.execute("DROP FUNCTION sees CASCADE")
-
-
-def test_a_run_that_leaps_saves_by_its_new_number(target: Conn, dsn: str, job: UUID) -> None:
-    commit(dsn, job, 7, '{"at": 1}', 1, "before")
-    standing, tokens = Standing(job), {job: 3}
-    with fence.transaction(dsn, "public", tokens, "w", lambda job_id, height: height + 1, standing):
-        assert standing.newest == Checkpoint('{"at": 1}', 7, 1)
-        standing.to_save = Checkpoint('{"at": 2}', number=2)
-    assert standing.saved == found(dsn, job, 8) == Checkpoint('{"at": 2}', 8, 2)

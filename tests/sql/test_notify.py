@@ -1,16 +1,13 @@
 """Notifications: they name the queues in which a job may be claimable, now or when its time comes, and no others."""
 
-import select
-import socket
 from collections.abc import Iterator
 
 import psycopg
 import pytest
 from foreign import Foreign
 from hands import Conn, Worker, enqueue, expire, kinds, locked, many, plain, quietly, row, value
-from patience import PATIENCE, until
 
-from dataloader.queue import db, lifecycle
+from dataloader.queue import lifecycle
 
 
 @pytest.fixture
@@ -21,10 +18,11 @@ def ear(dsn: str) -> Iterator[Worker]:
     ear.conn.close()
 
 
-def test_a_new_row_tells_its_queue_now_or_later(conn: Conn, ear: Worker) -> None:
-    plain(conn, queue="a")
-    plain(conn, queue="b", in_sec=60)
-    enqueue(conn, queue="c")
+def test_a_new_row_tells_its_queue_now_or_later_unless_it_is_not_queued(conn: Conn, ear: Worker) -> None:
+    for status in ("running", "succeeded", "failed", "canceled", "lost"):
+        assert row(conn, plain(conn, in_sec=60, status=status))["blocked_on"] is None
+    assert (ear.notes(), lifecycle.wake(conn, 100)) == ([], 0)
+    plain(conn, queue="a"), plain(conn, queue="b", in_sec=60), enqueue(conn, queue="c")
     assert ear.notes() == ["a", "b", "c"]
 
 
@@ -36,13 +34,6 @@ def test_an_insert_that_leaves_it_to_the_triggers_is_placed_and_told(conn: Conn,
     assert ear.notes() == ["q"]
     assert row(conn, job_id)["blocked_on"] == "time"
     assert kinds(conn, job_id) == (["queued"] if journaled == 0 else [])
-
-
-def test_rows_that_are_not_queued_tell_nobody_and_are_never_woken(conn: Conn, ear: Worker) -> None:
-    for status in ("running", "succeeded", "failed", "canceled", "lost"):
-        job_id = plain(conn, in_sec=60, status=status)
-        assert row(conn, job_id)["blocked_on"] is None
-    assert (ear.notes(), lifecycle.wake(conn, 100)) == ([], 0)
 
 
 def test_d1_d11_one_transaction_tells_a_queue_once_also_one_of_the_longest_name(conn: Conn, ear: Worker) -> None:
@@ -139,26 +130,3 @@ def test_a_due_row_that_somebody_holds_is_woken_another_time_and_a_claim_comes_b
         claim = worker.claim()
         assert (claim.job, claim.due_in) == (None, 1)
     assert worker.take().job_id == held
-
-
-def test_a_notification_in_the_packet_of_an_answer_is_heard(dsn: str) -> None:
-    """libpq reads both at once, so the socket is empty afterwards: a busy client slept until its poll."""
-    with (
-        db.connect(dsn, name="ear", schema="public") as ear,
-        db.connect(dsn, name="mouth", schema="public") as mouth,
-        socket.socket(fileno=socket.dup(ear.fileno())) as unread,
-    ):
-        ear.execute("LISTEN dl_jobs")
-        ear.pgconn.send_query(b"SELECT 'the answer'")
-        until(lambda: b"the answer" in peeked(unread), "the answer")
-        mouth.execute("NOTIFY dl_jobs, 'word'")
-        until(lambda: b"word" in peeked(unread), "the notification")
-        while ear.pgconn.get_result():
-            pass
-        assert [note.payload for note in ear.notifies(timeout=0)] == ["word"]
-
-
-def peeked(unread: socket.socket) -> bytes:
-    """The notifications that have come and were not read yet."""
-    select.select([unread], [], [], PATIENCE)
-    return unread.recv(65_536, socket.MSG_PEEK)

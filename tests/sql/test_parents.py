@@ -1,9 +1,6 @@
 """Jobs that wait for other jobs: whoever ends a parent, its children learn of it in the same transaction."""
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import date
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -12,11 +9,9 @@ import pytest
 from hands import Conn, Worker, Workers, buffers, enqueue, expire, journal, locked, quietly, row, started, until, value
 from patience import PATIENCE
 
-from dataloader.farm.runner import Family
-from dataloader.pipelines import PermanentError
-from dataloader.queue import db, lifecycle, operations, parents
+from dataloader.queue import lifecycle, operations, parents
 from dataloader.queue.enqueue import NewJob, enqueue_many
-from dataloader.queue.job import ON_FAILURE, Delivery, Finish, Job, Status
+from dataloader.queue.job import ON_FAILURE, Finish
 from dataloader.queue.lifecycle import Ended
 from dataloader.queue.parents import UnknownParents
 from dataloader.queue.reports import stats
@@ -303,24 +298,6 @@ def test_a_job_that_was_queued_again_while_it_waits_is_found_by_the_reaper(conn:
     assert place(conn, outer) == WAITS
 
 
-@pytest.mark.long
-def test_a_thousand_children_in_a_chain_and_a_fan_are_canceled(conn: Conn, worker: Worker) -> None:
-    """The next claims reach the children that one step does not reach."""
-    new = [NewJob("q", "t", "root")]
-    new += [NewJob("q", "t", f"chain {n}", depends_on=[n]) for n in range(60)]
-    new += [NewJob("q", "t", f"fan {n}", depends_on=[0]) for n in range(1_000)]
-    enqueue_many(conn, new)
-    worker.finish(worker.take(), "fail", error="no")
-
-    def all_canceled() -> bool:
-        worker.claim()
-        canceled = value(conn, "SELECT count(*) FROM dl_jobs WHERE status = 'canceled'")
-        return (canceled, value(conn, "SELECT count(*) FROM dl_freed")) == (len(new) - 1, 0)
-
-    until(all_canceled, "the rest to be canceled")
-    assert waiting(conn) == 0
-
-
 def fan(conn: Conn, number: int, status: str, queue: str = "q") -> UUID:
     """A parent with so many children; it has ended, and its end has resolved no child. Returns it."""
     (root, _), *_ = enqueue_many(
@@ -474,22 +451,3 @@ def test_a_circle_of_gathering_is_refused_and_a_claim_that_is_over_gathers_nothi
     before = waiting(conn)
     assert not parents.gather(conn, job, [middle])
     assert waiting(conn) == before
-
-
-@dataclass
-class Part:
-    day: date
-    number: int
-
-
-def test_a_run_triggers_with_whatever_has_an_obvious_form_in_json_and_is_told_the_place_of_else(
-    conn: Conn, dsn: str
-) -> None:
-    job = Job(uuid4(), "q", "t", "{}", None, "k", "", 1, 5, 60, None, 1, "h:1:b")
-    family = Family(Delivery((job,)), lambda: db.connect(dsn, name="test", schema="public"), "public")
-    job_id = family.trigger("t", {"part": Part(date(2026, 1, 31), 2), "of": {3, 1}, "status": Status.LOST}, {})
-    with pytest.raises(PermanentError, match=r"^context\.trigger: args\.rows\[1\]\.total is nan"):
-        family.trigger("t", {"rows": [{}, {"total": math.nan}]}, {})
-    family.close()
-    assert row(conn, job_id)["args"] == {"part": {"day": "2026-01-31", "number": 2}, "of": [1, 3], "status": "lost"}
-    assert value(conn, "SELECT count(*) FROM dl_jobs") == 1

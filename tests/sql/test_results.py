@@ -4,10 +4,9 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-import psycopg
 import pytest
 from foreign import Foreign
-from hands import Conn, Worker, enqueue, expire, plain, quietly, remove, row, state, value
+from hands import Conn, Worker, enqueue, expire, plain, quietly, remove, row, value
 
 from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.job import Checkpoint, Finish, Job
@@ -55,8 +54,11 @@ def test_each_end_of_a_step_has_its_own_and_any_json_comes_back_as_it_was(conn: 
     assert stats.result(conn, UUID(int=7)) is None
 
 
-def test_it_is_there_before_the_end_and_does_not_show(conn: Conn, worker: Worker) -> None:
-    """The worker may die in between: then the job runs again, and the result is the later run's."""
+@pytest.mark.parametrize("later", ['"of its successor"', None])
+def test_it_is_there_before_the_end_and_that_of_a_dead_run_never_shows(
+    conn: Conn, worker: Worker, later: str | None
+) -> None:
+    """The worker may die in between: then the job runs again, and the result is the later run's, or nothing."""
     job_id = enqueue(conn)
     lifecycle.keep_results(worker.conn, [returned(worker.take(), '"of a dead run"')])
     assert (kept(conn), result(conn, job_id)) == ([(1, "of a dead run")], None)
@@ -65,17 +67,9 @@ def test_it_is_there_before_the_end_and_does_not_show(conn: Conn, worker: Worker
     assert lifecycle.reap(conn)
     again = worker.take()
     assert (again.claim, result(conn, job_id)) == (2, None)
-    assert worker.finish(again, result='"of its successor"') == "succeeded"
-    assert (kept(conn), result(conn, job_id)) == ([(2, "of its successor")], "of its successor")
-
-
-def test_that_of_a_dead_run_never_shows_where_the_next_one_returned_nothing(conn: Conn, worker: Worker) -> None:
-    job_id = enqueue(conn)
-    first = worker.take()
-    lifecycle.keep_results(worker.conn, [returned(first, "1")])
-    worker.finish(first, "hand_back")
-    worker.finish(worker.take())
-    assert (state(conn, job_id)[0], kept(conn), result(conn, job_id)) == ("succeeded", [(1, 1)], None)
+    assert worker.finish(again, result=later) == "succeeded"
+    assert kept(conn) == ([(2, "of its successor")] if later else [(1, "of a dead run")])
+    assert result(conn, job_id) == (later and "of its successor")
     canceled = worker.start_new()
     lifecycle.request_cancel(conn, canceled.job_id)
     assert worker.finish(canceled, result="1") == "canceled"
@@ -145,17 +139,3 @@ def test_it_goes_with_its_job(conn: Conn, worker: Worker, table: str, by: str) -
         worker.finish(job, "fail")
     remove(conn, job_id, by)
     assert of_jobs(conn, table) == [other]
-
-
-def test_a_row_that_somebody_has_locked_keeps_it_for_the_next_try(conn: Conn, worker: Worker, dsn: str) -> None:
-    """The result does not wait for the lock, and nor do the other ends."""
-    job_id, other = enqueue(conn), enqueue(conn)
-    jobs = lifecycle.step(worker.session, ["q"], 15, 2, None).jobs
-    ends = [returned(job, "1") for job in jobs]
-    with psycopg.connect(dsn) as stranger:
-        stranger.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (job_id,))
-        written = lifecycle.finish_some(worker.conn, worker.name, ends)
-        assert (written.ended, written.locked) == ({other: "succeeded"}, [job_id])
-        assert (result(conn, job_id), result(conn, other)) == (None, 1)
-    assert lifecycle.finish_some(worker.conn, worker.name, ends[:1]).ended == {job_id: "succeeded"}
-    assert result(conn, job_id) == 1

@@ -94,14 +94,6 @@ def test_the_jobs_come_in_bunches_in_turn_with_those_of_others_and_a_killed_bunc
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 8
 
 
-def test_two_reapers_do_not_make_the_same_bunch(conn: Conn, dsn: str) -> None:
-    add(conn)
-    with db.connect(dsn, name="other", schema="public") as other, other.transaction():
-        other.execute("SELECT FROM dl_backfills FOR UPDATE")
-        assert backfills.tick(conn) is None
-    assert len(tick(conn)) == 1
-
-
 @pytest.mark.parametrize("has_ended", [False, True])
 def test_beside_jobs_of_others_a_bunch_is_followed_by_a_rest_whichever_reaper_makes_the_next(
     conn: Conn, workers: Workers, monkeypatch: pytest.MonkeyPatch, has_ended: bool
@@ -213,9 +205,12 @@ def test_retry_requeues_the_dead_jobs_alone_step_by_step(conn: Conn, monkeypatch
     assert counts(conn) == {"queued": 4, "succeeded": 1}
 
 
-def test_the_ledger_keeps_how_deleted_jobs_had_ended(conn: Conn) -> None:
+def test_two_reapers_make_a_bunch_once_and_the_ledger_keeps_how_deleted_jobs_had_ended(conn: Conn, dsn: str) -> None:
     add(conn)
-    tick(conn)
+    with db.connect(dsn, name="other", schema="public") as other, other.transaction():
+        other.execute("SELECT FROM dl_backfills FOR UPDATE")
+        assert backfills.tick(conn) is None
+    assert len(tick(conn)) == 1
     end(conn, "succeeded", "2019-01-01")
     end(conn, "failed", "2019-01-02")
     conn.execute("DELETE FROM dl_jobs WHERE partition_key <= '2019-01-03'")
@@ -266,28 +261,25 @@ def test_skip_done_leaves_out_what_is_done_with_the_same_args_and_version(conn: 
     assert counts(conn)["succeeded"] == 2
 
 
-def test_a_full_queue_stops_a_backfill_until_there_is_room(conn: Conn) -> None:
+def test_a_full_queue_stops_a_backfill_until_there_is_room_and_one_that_has_ended_can_be_removed(conn: Conn) -> None:
+    """Its jobs stay."""
     operations.limit_length(conn, "q", 1, "me")
     add(conn, "first", partitions=["x"])
     tick(conn)
-    add(conn)
+    add(conn, max_running=1)
     assert "the queue q is full" in backfills.tick(conn).error
     assert 0 < backfills.due_in(conn) <= backfills.RETRY_SEC
     assert backfills.tick(conn) is None, "it rests"
     operations.limit_length(conn, "q", None, "me")
     conn.execute("UPDATE dl_backfills SET next_at = now() WHERE next_at IS NOT NULL")
+    with pytest.raises(operations.Conflict, match="cancel it, and wait"):
+        backfills.remove(conn, "b", "me")
     assert [made.jobs for made in tick(conn)] == [5]
-
-
-def test_a_backfill_is_removed_when_its_jobs_have_ended_and_they_stay(conn: Conn) -> None:
-    add(conn, max_running=1)
-    for _ in range(2):
-        with pytest.raises(operations.Conflict, match="cancel it, and wait"):
-            backfills.remove(conn, "b", "me")
-        tick(conn)
+    with pytest.raises(operations.Conflict, match="cancel it, and wait"):
+        backfills.remove(conn, "b", "me")
     end(conn, "succeeded", *(f"2019-01-0{day}" for day in range(1, 6)))
     backfills.remove(conn, "b", "me")
     with pytest.raises(plan.Unknown):
         backfills.remove(conn, "b", "me")
-    for table, left in (("dl_partitions", 0), ("dl_limits", 0), ("dl_jobs", 5)):
+    for table, left in (("dl_partitions", 1), ("dl_limits", 0), ("dl_jobs", 6)):
         assert value(conn, f"SELECT count(*) FROM {table}") == left

@@ -91,32 +91,6 @@ def test_what_is_parked_and_what_waits_for_its_time_is_in_the_line(conn: Conn, w
     assert seconds(conn, running, parked, later) == [100, 200, 600]
 
 
-def test_jobs_at_a_full_limit_wait_for_each_other(conn: Conn, workers: Workers) -> None:
-    """A limit that jobs of another queue use has less room."""
-    for name in ("source", "elsewhere"):
-        operations.set_limit(conn, name, "test", most=1)
-    workers().start_new(queue="other", limits=["elsewhere"])
-    jobs = [enqueue(conn, limits=["source"]) for _ in range(3)]
-    workers().take()
-    assert workers().claim().job is None
-    assert row(conn, jobs[1])["blocked_on"] == "limit:source"
-    assert seconds(conn, *jobs) == [100, 200, 300]
-    assert of_job(conn, enqueue(conn, limits=["elsewhere"]))["reason"] == "held"
-
-
-def test_a_run_that_tells_its_progress_ends_by_it(conn: Conn, worker: Worker) -> None:
-    job_id = enqueue(conn)
-    job = worker.take()
-    conn.execute("UPDATE dl_job_events SET ts = ts - interval '300 s' WHERE job_id = %s AND kind = 'picked'", (job_id,))
-    conn.execute('UPDATE dl_jobs SET progress = \'{"processed": 1, "total": 4}\' WHERE job_id = %s', (job_id,))
-    assert seconds(conn, job_id)[0] == pytest.approx(900, rel=0.1)
-    conn.execute("UPDATE dl_jobs SET claims = 2 WHERE job_id = %s", (job_id,))
-    again = seconds(conn, job_id)[0]
-    assert again is not None
-    assert again <= 300, "a run that may have begun at a checkpoint does not tell how fast it is"
-    worker.finish(job)
-
-
 def test_jobs_that_a_worker_has_claimed_ahead_run_after_its_first(conn: Conn, worker: Worker) -> None:
     conn.execute("DELETE FROM dl_workers WHERE pid = 1")
     jobs = [enqueue(conn) for _ in range(4)]
@@ -124,9 +98,15 @@ def test_jobs_that_a_worker_has_claimed_ahead_run_after_its_first(conn: Conn, wo
     assert seconds(conn, *jobs) == [100, 200, 300, 400]
 
 
-def test_a_worker_of_several_queues_counts_for_each_that_has_ready_jobs_by_its_part(conn: Conn) -> None:
-    serve(conn, 2, "q", "other")
+def test_a_worker_counts_unless_it_is_gone_or_stopped_by_its_part_for_each_queue_that_has_ready_jobs(
+    conn: Conn,
+) -> None:
+    serve(conn, 3)
     jobs = [enqueue(conn) for _ in range(2)]
+    conn.execute("UPDATE dl_workers SET state = 'stopped' WHERE pid = 0")
+    conn.execute("UPDATE dl_workers SET seen_at = now() - interval '1 min' WHERE pid = 1")
+    assert seconds(conn, *jobs) == [100, 200]
+    serve(conn, 2, "q", "other")
     assert seconds(conn, *jobs) == [100, 100], "the other queue has no job"
     enqueue(conn, queue="other")
     assert seconds(conn, *jobs) == [100, 200]
@@ -140,27 +120,21 @@ def test_what_runs_in_another_queue_is_none_of_its_line(conn: Conn, worker: Work
     assert outlook(conn, "other").accuracy["predictions"] == 0
 
 
-def test_a_limit_of_starts_in_a_minute_alone_is_not_looked_at(conn: Conn) -> None:
-    operations.set_limit(conn, "source", "test", per_minute=1)
-    jobs = [enqueue(conn, limits=["source"]) for _ in range(2)]
-    assert seconds(conn, *jobs) == [100, 100]
-
-
-def test_a_key_that_is_busy_keeps_its_ready_jobs_in_the_line_once(conn: Conn, workers: Workers) -> None:
-    enqueue(conn, lock_key="k")
+def test_jobs_at_a_full_limit_wait_for_each_other(conn: Conn, workers: Workers) -> None:
+    """A limit that jobs of another queue use has less room; one of starts in a minute alone is not looked at."""
+    operations.set_limit(conn, "starts", "test", per_minute=1)
+    quick = [enqueue(conn, limits=["starts"]) for _ in range(2)]
+    assert seconds(conn, *quick) == [100, 100]
+    operations.change(conn, "delete", quick, "test")
+    for name in ("source", "elsewhere"):
+        operations.set_limit(conn, name, "test", most=1)
+    workers().start_new(queue="other", limits=["elsewhere"])
+    jobs = [enqueue(conn, limits=["source"]) for _ in range(3)]
     workers().take()
-    parked, ready = enqueue(conn, lock_key="k"), enqueue(conn, lock_key="k")
     assert workers().claim().job is None
-    conn.execute("UPDATE dl_jobs SET blocked_on = NULL WHERE job_id = %s", (ready,))
-    assert sorted(outlook(conn, "q").jobs[:-1]) == sorted([parked, ready])
-
-
-def test_a_worker_that_is_gone_or_stopped_does_not_count(conn: Conn) -> None:
-    serve(conn, 3)
-    jobs = [enqueue(conn) for _ in range(2)]
-    conn.execute("UPDATE dl_workers SET state = 'stopped' WHERE pid = 0")
-    conn.execute("UPDATE dl_workers SET seen_at = now() - interval '1 min' WHERE pid = 1")
-    assert seconds(conn, *jobs) == [100, 200]
+    assert row(conn, jobs[1])["blocked_on"] == "limit:source"
+    assert seconds(conn, *jobs) == [100, 200, 300]
+    assert of_job(conn, enqueue(conn, limits=["elsewhere"]))["reason"] == "held"
 
 
 def test_of_a_long_queue_the_first_jobs_are_played(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,42 +165,16 @@ def test_no_read_of_a_prediction_grows_with_the_queue(conn: Conn, dsn: str) -> N
         assert touched < 300, f"{name} has touched {touched} pages"
 
 
-def test_nothing_is_said_of_a_job_behind_a_run_of_which_nothing_is_known(conn: Conn, worker: Worker) -> None:
-    running, behind = enqueue(conn, task="new", lock_key="k"), enqueue(conn, lock_key="k")
-    run = worker.take()
-    assert run.job_id == running
-    assert seconds(conn, running, behind) == [None, None]
-    assert of_job(conn, behind)["reason"] == "no_runs"
-    conn.execute("UPDATE dl_jobs SET started_at = now() - interval '100 s' WHERE job_id = %s", (running,))
-    conn.execute('UPDATE dl_jobs SET progress = \'{"processed": 1, "total": 2}\' WHERE job_id = %s', (running,))
-    first, second = seconds(conn, running, behind)
-    assert (first, second) != (None, None)
-    assert first < second
-
-
 @pytest.mark.parametrize("company", [0, 1])
 def test_a_job_whose_key_a_dead_job_holds_has_no_end(conn: Conn, worker: Worker, company: int) -> None:
-    behind = behind_a_failure(conn, worker, "fail")
+    operations.set_order(conn, "q", "anna", ordered=True, on_dead="hold")
+    _, behind = (enqueue(conn, lock_key="k", score=score) for score in (1.0, 2.0))
+    worker.finish(worker.take(), "fail", error="broken")
     worker.claim()
     for _ in range(company):
         enqueue(conn, lock_key="other", score=1.0)
     found = of_job(conn, behind)
     assert (found["reason"], found["ends_at"]) == ("held", None)
-
-
-def test_a_job_behind_one_that_waits_for_its_retry_ends_after_it(conn: Conn, worker: Worker) -> None:
-    behind = behind_a_failure(conn, worker, "retry")
-    assert seconds(conn, behind) == [260]
-    assert worker.claim().job is None, "it is parked now"
-    assert seconds(conn, behind) == [260]
-
-
-def behind_a_failure(conn: Conn, worker: Worker, verb: str) -> UUID:
-    """A job of an ordered queue, behind one of its key that has failed."""
-    operations.set_order(conn, "q", "anna", ordered=True, on_dead="hold")
-    _, behind = (enqueue(conn, lock_key="k", score=score, max_attempts=2) for score in (1.0, 2.0))
-    worker.finish(worker.take(), verb, error="broken", delay_sec=60)
-    return behind
 
 
 def test_each_reason_why_nothing_is_predicted(conn: Conn, worker: Worker) -> None:
@@ -287,9 +235,12 @@ def noted_all(conn: Conn) -> list[tuple[str, int]]:
     return found
 
 
-def test_a_round_notes_a_sample_of_each_queue(conn: Conn) -> None:
+def test_a_round_notes_a_sample_of_each_queue_by_one_reaper_at_a_time(conn: Conn, dsn: str) -> None:
     many(conn, 50, "k%s")
     enqueue(conn, queue="another")
+    with psycopg.connect(dsn) as other:
+        other.execute("SELECT pg_advisory_xact_lock(%s)", (predictions.LOCK,))
+        assert noted_all(conn) == []
     assert noted_all(conn) == [("another", 0), ("q", 0)]
     assert value(conn, "SELECT count(*) FROM dl_predictions WHERE queue = 'q'") == predictions.SAMPLE
     spread = value(conn, "SELECT max(plain_sec) - min(plain_sec) FROM dl_predictions")
@@ -363,15 +314,6 @@ def test_what_ended_otherwise_or_is_gone_or_is_old_is_forgotten(conn: Conn, work
     assert value(conn, "SELECT count(*) FROM dl_predictions") == 0
 
 
-def test_one_reaper_at_a_time_predicts(conn: Conn, dsn: str) -> None:
-    enqueue(conn)
-    stats.note_lengths(conn, 0)
-    with psycopg.connect(dsn) as other:
-        other.execute("SELECT pg_advisory_xact_lock(%s)", (predictions.LOCK,))
-        assert predictions.note(conn, "") is None
-    assert predictions.note(conn, "") == ("q", 0, None)
-
-
 def test_a_deadline_that_is_going_to_be_missed_is_told_once_while_there_is_time(conn: Conn) -> None:
     for _ in range(20):
         enqueue(conn, priority=1)
@@ -426,19 +368,6 @@ def test_a_job_that_has_ended_meanwhile_is_not_told(conn: Conn, worker: Worker) 
     enqueue(conn)
     assert predictions.note(conn, "p") == ("q", 0, None)
     assert "deadline" not in kinds(conn, job_id)
-
-
-def test_what_was_unknown_is_compared_by_its_first_real_prediction(conn: Conn) -> None:
-    operations.pause(conn, "q", "test")
-    job_id = enqueue(conn, deadline=datetime.now(UTC) + SOON)
-    noted_all(conn)
-    before = noted(conn, job_id)
-    operations.resume(conn, "q", "test")
-    noted_all(conn)
-    after = noted(conn, job_id)
-    assert (before["ends_at"], before["plain_sec"]) == (None, None)
-    assert after["made_at"] > before["made_at"]
-    assert after["plain_sec"] == pytest.approx(100, rel=0.1)
 
 
 @pytest.mark.parametrize(

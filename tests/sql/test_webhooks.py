@@ -151,7 +151,7 @@ def test_a_dead_message_is_no_alert(conn: Conn) -> None:
     assert messages(conn)[0]["count"] == 1
 
 
-def test_the_first_webhook_is_not_told_of_the_past_and_a_second_not_again(conn: Conn) -> None:
+def test_a_webhook_is_not_told_of_what_was_before_it_or_in_its_pause(conn: Conn) -> None:
     """But each is told of what was told to nobody yet."""
     die(conn)
     assert webhooks.publish(conn, RULES) == 0
@@ -160,8 +160,13 @@ def test_the_first_webhook_is_not_told_of_the_past_and_a_second_not_again(conn: 
     die(conn)
     assert webhooks.publish(conn, RULES) == 1
     add(conn, "late")
+    webhooks.pause(conn, "ops", "test")
     assert webhooks.publish(conn, RULES) == 0
     assert messages(conn, "late") == []
+    die(conn)
+    assert webhooks.publish(conn, RULES) == 1
+    webhooks.resume(conn, "ops")
+    assert webhooks.publish(conn, RULES) == 0
     die(conn)
     add(conn, "last")
     assert webhooks.publish(conn, RULES) == 3
@@ -193,47 +198,27 @@ def test_each_webhook_is_told_what_it_asks_for(conn: Conn) -> None:
     assert deadline["jobs"][0]["error"].startswith("it should have ended at ")
 
 
-def test_a_paused_webhook_is_told_nothing_not_even_later(conn: Conn) -> None:
-    add(conn)
-    webhooks.pause(conn, "ops", "test")
-    die(conn)
-    assert webhooks.publish(conn, RULES) == 0
-    webhooks.resume(conn, "ops")
-    assert webhooks.publish(conn, RULES) == 0
-    die(conn)
-    assert webhooks.publish(conn, RULES) == 1
-
-
 def test_a_late_queue_is_told_when_it_begins_and_when_it_is_over(conn: Conn) -> None:
-    add(conn, lag_sec=300)
-    noted(conn, "q", 299)
-    assert webhooks.publish(conn, RULES) == 0
-    noted(conn, "q", 720)
-    assert webhooks.publish(conn, RULES) == 1
-    for lag_sec in (720, 900, 200, 151):  # it wavers around its bound
+    """One that nobody has counted lately is neither."""
+
+    def told(lag_sec: float, age: str = "0 s") -> int:
         noted(conn, "q", lag_sec)
-        assert webhooks.publish(conn, RULES) == 0
-    noted(conn, "q", 149)
-    assert webhooks.publish(conn, RULES) == 1
+        conn.execute("UPDATE dl_lengths SET counted_at = now() - %s::interval", (age,))
+        return webhooks.publish(conn, RULES)
+
+    add(conn, lag_sec=300)
+    assert (told(299), told(720, "11 min"), told(720)) == (0, 0, 1)
+    assert [told(lag_sec) for lag_sec in (720, 900, 200, 151)] == [0] * 4, "it wavers around its bound"
+    assert (told(1, "11 min"), told(149)) == (0, 1)
     begun, over = messages(conn)
     assert (begun["kind"], begun["state"], begun["queue"]) == ("lag", "firing", "q")
     assert begun["text"] == "The oldest due job of queue q has waited 12 min."
     assert begun["url"] == "https://farm.example.com/queues/q"
     assert (over["kind"], over["state"], over["since"]) == ("lag", "resolved", begun["since"])
     assert value(conn, "SELECT count(*) FROM dl_alerts") == 0
-
-
-def test_a_queue_that_nobody_has_counted_lately_is_neither_late_nor_over(conn: Conn) -> None:
-    add(conn)
-    noted(conn, "q", 720)
-    conn.execute("UPDATE dl_lengths SET counted_at = now() - interval '11 min'")
-    assert webhooks.publish(conn, RULES) == 0
-    noted(conn, "q", 720)
-    assert webhooks.publish(conn, RULES) == 1
-    conn.execute("UPDATE dl_lengths SET counted_at = now() - interval '11 min', lag_sec = 1")
-    assert webhooks.publish(conn, RULES) == 0
-    conn.execute("DELETE FROM dl_lengths")  # it has no job any more
-    assert webhooks.publish(conn, RULES) == 1
+    assert told(720) == 1
+    conn.execute("DELETE FROM dl_lengths")
+    assert webhooks.publish(conn, RULES) == 1, "the queue has no job any more"
 
 
 def test_a_paused_queue_is_told_after_a_while_and_is_not_late_meanwhile(conn: Conn) -> None:
@@ -306,10 +291,16 @@ def test_three_reapers_at_once_make_one_message(conn: Conn, dsn: str) -> None:
     assert [message["kind"] for message in sent].count("lag") == 1
 
 
-def test_the_round_of_a_dead_reaper_is_made_again_whole(conn: Conn, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_reaper_waits_for_nothing_and_the_round_of_a_dead_one_is_made_again_whole(
+    conn: Conn, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     add(conn)
     die(conn)
     noted(conn, "q", 720)
+    with psycopg.connect(dsn) as other:
+        other.execute("SELECT FROM dl_alerted FOR UPDATE")
+        with started(lambda: webhooks.publish(conn, RULES), None, other) as round_:
+            assert round_.result(PATIENCE) == 0
     with db.connect(dsn, name="reaper", schema="public") as dying, monkeypatch.context() as patch:
 
         def die_here(*_: object) -> None:
@@ -322,16 +313,6 @@ def test_the_round_of_a_dead_reaper_is_made_again_whole(conn: Conn, dsn: str, mo
     assert messages(conn) == []
     assert webhooks.publish(conn, RULES) == 2
     assert [message["kind"] for message in messages(conn)] == ["dead", "lag"]
-
-
-def test_a_reaper_that_finds_another_one_at_it_waits_for_nothing(conn: Conn, dsn: str) -> None:
-    add(conn)
-    die(conn)
-    with psycopg.connect(dsn) as other:
-        other.execute("SELECT FROM dl_alerted FOR UPDATE")
-        with started(lambda: webhooks.publish(conn, RULES), None, other) as round_:
-            assert round_.result(PATIENCE) == 0
-    assert webhooks.publish(conn, RULES) == 1
 
 
 @pytest.mark.parametrize("has_row_beyond", [False, True])
@@ -373,13 +354,9 @@ def test_a_wrong_webhook_is_refused_and_changes_nothing(conn: Conn, field: str) 
             pytest.fail(f"{wrong!r} was taken: {webhooks.put(conn, **given, by='test')}")
         assert refusal.value.field == ("" if field == "name" else field)  # a name stands in the path
         assert CANARY not in str(refusal.value)
-    assert webhooks.listed(conn) == []
-
-
-def test_the_address_of_slack_is_a_variable(conn: Conn) -> None:
     with pytest.raises(webhooks.WrongWebhook, match="a variable of the workers that holds the whole URL"):
-        add(conn, url="https://hooks.slack.com/services/T0/B0/canary-5f2c", shape="slack")
-    add(conn, url="${DL_WEBHOOK_SLACK}", shape="slack")
+        add(conn, url=f"https://hooks.slack.com/services/T0/B0/{CANARY}", shape="slack")
+    assert webhooks.listed(conn) == []
 
 
 def test_a_webhook_is_changed_as_a_whole_but_for_its_pause(conn: Conn) -> None:

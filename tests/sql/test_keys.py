@@ -38,36 +38,25 @@ def walked(read: Callable[[str | None], Any]) -> list[dict[str, Any]]:
 
 
 def test_a_key_is_shown_with_its_head_and_what_that_waits_for(ordered: Conn, workers: Workers) -> None:
+    operations.set_order(ordered, "q", "test", on_dead="hold")
     late = put(ordered, "order-7", 2.0)
     head = put(ordered, "order-7", 1.0, available_at=datetime.now(UTC) + timedelta(hours=1))
-    put(ordered, "order-8", 5.0)
-    only = put(ordered, "order-9", 4.0)
-    worker = workers()
-    held = worker.take()
-    assert held.lock_key == "order-8"
-    found = keys.page(ordered, "q").rows
-    assert [(row["lock_key"], row["job_id"], row["payloads"]) for row in found] == [
-        ("order-7", head, 2),
-        ("order-9", only, 1),
-    ]
-    assert (found[0]["score"], found[0]["attempt"], found[0]["waiting_for"]["reason"]) == (1.0, 0, "time")
-    assert found[1]["waiting_for"]["reason"] in ("worker", "no_worker")
-    put(ordered, "order-8", 6.0)
-    (waits,) = [row for row in keys.page(ordered, "q").rows if row["lock_key"] == "order-8"]
-    assert (waits["waiting_for"]["reason"], waits["waiting_for"]["job_id"]) == ("lock", held.job_id)
-    assert late in [row["job_id"] for row in keys.key(ordered, "q", "order-7").payloads.rows]
-
-
-def test_a_dead_head_that_holds_its_key_is_named(ordered: Conn, workers: Workers) -> None:
-    operations.set_order(ordered, "q", "test", on_dead="hold")
-    dead, waits = put(ordered, "k", 1.0), put(ordered, "k", 2.0)
+    only = put(ordered, "order-9", 4.0, priority=200)
+    dead, behind_dead = put(ordered, "dead", 1.0, priority=1), put(ordered, "dead", 2.0)
+    held, behind_held = put(ordered, "held", 5.0), put(ordered, "held", 6.0)
     worker = workers()
     worker.finish(worker.take(), "fail", error="no")
-    (found,) = keys.page(ordered, "q").rows
-    assert (found["job_id"], found["waiting_for"]["reason"], found["waiting_for"]["job_id"]) == (waits, "dead", dead)
-    key = keys.key(ordered, "q", "k")
-    assert [row["job_id"] for row in key.dead] == [dead]
-    assert key.head["waiting_for"]["reason"] == "dead"
+    assert worker.take().job_id == held
+    found = {row["lock_key"]: row for row in keys.page(ordered, "q").rows}
+    reasons = {name: (row["job_id"], row["waiting_for"]["reason"]) for name, row in found.items()}
+    assert reasons.pop("order-9") in ((only, "worker"), (only, "no_worker"))
+    assert reasons == {"order-7": (head, "time"), "dead": (behind_dead, "dead"), "held": (behind_held, "lock")}
+    assert [found[name]["waiting_for"]["job_id"] for name in ("dead", "held")] == [dead, held]
+    shown = found["order-7"]
+    assert (shown["payloads"], shown["score"], shown["attempt"]) == (2, 1.0, 0)
+    assert late in [row["job_id"] for row in keys.key(ordered, "q", "order-7").payloads.rows]
+    key = keys.key(ordered, "q", "dead")
+    assert ([row["job_id"] for row in key.dead], key.head["waiting_for"]["reason"]) == ([dead], "dead")
 
 
 def test_keys_are_paged_by_name_whatever_it_is(ordered: Conn) -> None:
@@ -98,34 +87,23 @@ def test_the_payloads_of_a_key_come_in_the_order_in_which_they_start(ordered: Co
     assert keys.key(ordered, "q", "k", 1, keys.key(ordered, "q", "k", 1).payloads.next).head["job_id"] == ids[-1.5]
 
 
-def test_long_arguments_stay_away_and_short_ones_are_parsed(ordered: Conn) -> None:
-    put(ordered, "k", 1.0, args={"version": 1})
-    put(ordered, "k", 2.0, args={"text": "x" * 5_000})
-    put(ordered, "k", 3.0, args={"text": "".join(map(str, range(2_000)))})
-    assert [row["args"] for row in keys.key(ordered, "q", "k").payloads.rows] == [{"version": 1}, None, None]
-
-
-def test_the_figures_count_the_keys_of_ordered_queues_alone(ordered: Conn) -> None:
-    for number in range(6):
-        put(ordered, f"k{number % 3}")
+def test_the_figures_count_the_keys_of_ordered_queues_and_the_reaper_notes_many(
+    ordered: Conn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(8):
+        put(ordered, f"k{number}")
         enqueue(ordered, queue="plain", lock_key=f"k{number}")
-    found = {row["queue"]: row for row in stats.overview(ordered)["queues"]}
-    assert (found["q"]["keys"], found["q"]["length"], found["plain"]["keys"]) == (3, 6, None)
-    assert stats.overview(ordered)["total"]["keys"] == 3
+
+    def counted() -> list[tuple[Any, ...]]:
+        return [(row["keys"], row["counted_at"] is None) for row in stats.overview(ordered)["queues"]]
+
+    assert (counted(), stats.overview(ordered)["total"]["keys"]) == ([(None, True), (8, True)], 8)
+    monkeypatch.setattr(stats, "COUNTED", 5)
+    assert counted() == [(None, True), (5, True)]
+    assert stats.note_lengths(ordered, 0) is not None
+    assert counted()[1] == (8, False)
     row = stats._count(ordered, 1_000, 10.0)[0]
     assert stats.figures(row | {"keys": 1_000, "noted_keys": 7_000}, 1_000)["keys"] == 7_000
     assert stats.figures(row | {"keys": 999, "noted_keys": 7_000}, 1_000)["keys"] == 999
     operations.set_order(ordered, "q", "test", ordered=False)
     assert stats.overview(ordered)["total"]["keys"] is None
-
-
-def test_many_keys_are_noted_by_the_reaper(ordered: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(8):
-        put(ordered, f"k{number}")
-    monkeypatch.setattr(stats, "COUNTED", 5)
-    (found,) = stats.overview(ordered)["queues"]
-    assert (found["keys"], found["counted_at"]) == (5, None)
-    assert stats.note_lengths(ordered, 0) is not None
-    (found,) = stats.overview(ordered)["queues"]
-    assert (found["keys"], found["counted_at"] is None) == (8, False)
-    assert stats._SQL.rows(ordered, "queues", most=0, most_keys=0)[0]["keys"] == 8

@@ -102,30 +102,26 @@ def pair(strange_db: str) -> Iterator[tuple[Worker, Worker]]:
         worker.conn.close()
 
 
-def test_times_and_texts_arrive_as_they_are(pair: tuple[Worker, Worker]) -> None:
-    worker, other = pair
-    job_id = enqueue(other.conn)
-    job = worker.take()
-    assert lifecycle.beat(worker.conn, [job], '{"step": "ж"}', True) is False
-    assert worker.finish(job, "fail", error="ж") == "failed"
-    found = lifecycle.status(other.conn, job_id) or {}
-    assert (found["error"], found["progress"], found["status"]) == ("ж", {"step": "ж"}, "failed")
-    assert migrations.drifted(other.conn) == []
-
-
-def test_a_step_that_waits_for_another_goes_on_with_what_that_has_left(pair: tuple[Worker, Worker]) -> None:
+def test_times_and_texts_arrive_and_a_step_that_waits_for_another_goes_on_with_what_that_has_left(
+    pair: tuple[Worker, Worker],
+) -> None:
     """In REPEATABLE READ it would fail (40001), and with it every job whose row somebody changes meanwhile."""
     worker, other = pair
-    job_id = enqueue(other.conn)
-    job = worker.take()
+    job = worker.start_new()
+    assert lifecycle.beat(worker.conn, [job], '{"step": "ж"}', True) is False
+    assert worker.finish(job, "fail", error="ж") == "failed"
+    found = lifecycle.status(other.conn, job.job_id) or {}
+    assert (found["error"], found["progress"], found["status"]) == ("ж", {"step": "ж"}, "failed")
+    assert migrations.drifted(other.conn) == []
+    job = worker.start_new()
     with db.connect(other.conn.info.dsn, name="observer", schema="public") as observer:
         other.conn.execute("BEGIN")
-        other.conn.execute("UPDATE dl_jobs SET cancel_requested = true")
+        other.conn.execute("UPDATE dl_jobs SET cancel_requested = true WHERE status = 'running'")
         with started(lambda: worker.finish(job), worker.pid, observer) as ending:
             other.conn.execute(LONGER)
             other.conn.execute("COMMIT")
             assert ending.result() == "canceled"
-    assert state(other.conn, job_id) == ("canceled", 1)
+    assert state(other.conn, job.job_id) == ("canceled", 1)
 
 
 def test_a_pipelines_transaction_may_last(strange_db: str) -> None:
@@ -140,18 +136,11 @@ def test_a_pipelines_transaction_may_last(strange_db: str) -> None:
         assert value(conn, "SELECT current_setting('default_transaction_isolation')") == "repeatable read"
 
 
-def test_a_pool_of_sessions_is_as_one_session(strange_db: str) -> None:
-    with db.pool(strange_db, name="test", schema="public", max_size=1) as pool, pool.connection() as conn:
-        names = ("default_transaction_isolation", "DateStyle", "lock_timeout", "client_encoding")
-        shown = [value(conn, "SELECT current_setting(%s)", name) for name in names]
-    assert shown == ["read committed", "ISO, MDY", "0", "UTF8"]
-
-
-@pytest.mark.parametrize("limit", ["statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"])
-def test_the_address_may_limit_what_is_otherwise_without_limit(dsn: str, limit: str) -> None:
-    address = f"{dsn} options='-c {limit}=7s'"
-    with db.connect(address, name="test", schema="public", idle_in_transaction_timeout=0) as conn:
-        assert value(conn, "SELECT current_setting(%s)", limit) == "7s"
+def test_the_address_may_limit_what_is_otherwise_without_limit(dsn: str) -> None:
+    for limit in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
+        address = f"{dsn} options='-c {limit}=7s'"
+        with db.connect(address, name="test", schema="public", idle_in_transaction_timeout=0) as conn:
+            assert value(conn, "SELECT current_setting(%s)", limit) == "7s"
 
 
 DAY = 86_400.0

@@ -5,7 +5,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from hands import Conn, Worker, Workers, enqueue, locked, many, plain, started
+from hands import Conn, Worker, Workers, enqueue, locked, plain, started
 from readings import journal, keys_held, kinds, row, state, value
 
 from dataloader.queue import db, lifecycle, operations
@@ -31,31 +31,25 @@ def test_a_paused_queue_starts_nothing_and_holds_no_key_and_others_go_on(conn: C
 
 
 def test_a_queue_is_known_by_its_jobs_workers_settings_or_journal(conn: Conn, worker: Worker) -> None:
-    def known(name: str) -> tuple[bool, list[str]]:
-        found = operations.known(conn, "queue", name)
-        return found["is_known"], found["similar"]
+    def is_known(name: str) -> bool:
+        return bool(operations.known(conn, "queue", name)["is_known"])
 
-    assert known("load.cbr") == (False, [])
-    enqueue(conn, queue="load.cbr")
-    assert known("load.cbr") == (True, [])
-    worker.take("load.cbr")
-    assert known("load.cbr") == (True, [])
-    plain(conn, queue="dead", status="lost")
-    assert known("dead") == (True, [])
-    enqueue(conn, queue="ended")
+    names = ("load.cbr", "dead", "ended", "etl", "later")
+    assert not any(map(is_known, names))
+    enqueue(conn, queue="load.cbr"), plain(conn, queue="dead", status="lost"), enqueue(conn, queue="ended")
     worker.finish(worker.take("ended"))
-    assert known("ended") == (False, [])  # until the reaper has summed up its journal
+    assert not is_known("ended")  # until the reaper has summed up its journal
     stats.aggregate(conn)
-    assert known("ended") == (True, [])
     conn.execute(
         "INSERT INTO dl_workers (worker, farm, host, pid, queue, state) VALUES ('a', 'f', 'h', 1, 'etl', 'idle')"
     )
-    assert known("etl") == (True, [])
-    assert known("load.crb") == (False, ["load.cbr"])
     operations.pause(conn, "later", BY)
-    assert known("later") == (True, [])
+    assert all(map(is_known, names))
+    worker.take("load.cbr")
+    assert is_known("load.cbr")
+    assert (is_known("load.crb"), operations.known(conn, "queue", "load.crb")["similar"]) == (False, ["load.cbr"])
     operations.resume(conn, "later", BY)
-    assert known("later") == (False, [])  # its row is left and says nothing
+    assert not is_known("later")  # its row is left and says nothing
 
 
 def test_resuming_wakes_the_sleepers_once_and_they_start(conn: Conn, worker: Worker) -> None:
@@ -67,20 +61,6 @@ def test_resuming_wakes_the_sleepers_once_and_they_start(conn: Conn, worker: Wor
         assert operations.resume(conn, "q", BY) == operations.DEFAULTS | {"queue": "q"}
     assert worker.notes() == ["q"]
     assert worker.take().job_id == job_id
-
-
-def test_a_resume_keeps_the_limit_and_a_limit_the_pause(conn: Conn) -> None:
-    operations.pause(conn, "q", BY)
-    assert operations.limit_length(conn, "q", 5, BY)["paused_by"] == BY
-    assert operations.resume(conn, "q", BY)["max_length"] == 5
-    assert operations.resume(conn, "never seen", BY)["max_length"] is None
-
-
-def test_a_queue_with_more_jobs_than_a_later_limit_is_full_with_all_of_them(conn: Conn) -> None:
-    many(conn, 1_200, "key %s")
-    operations.limit_length(conn, "q", 10, BY)
-    with pytest.raises(QueueFull, match=r"1,200 jobs are queued, and its limit is 10"):
-        require_room(conn, ["q"])
 
 
 def test_a_full_queue_takes_no_more_but_known_keys(conn: Conn, worker: Worker) -> None:

@@ -407,21 +407,17 @@ def test_the_script_that_is_printed_is_what_is_done(own_db: str, make_role: Call
         assert value(owner, "SELECT has_database_privilege('public', current_database(), 'CONNECT')")
 
 
-@pytest.mark.parametrize(
-    ("options", "status", "words"),
-    [
+def test_what_cannot_be_granted_is_said(dsn: str) -> None:
+    for options, status, words in [
         (["--roles", "farm=nobody_of_this_name"], 78, "there is no role nobody_of_this_name: correct the name"),
         (["--roles", "worker=dl"], 2, "should be a list like farm=NAME,producer=NAME,reader=NAME"),
         (["--roles", "farm="], 2, "should be a list like"),
         (["--roles", ""], 2, "should be a list like"),
         (["--print"], 2, "--print goes with --roles"),
         (["--roles", "farm=dl", "--check"], 2, "--check goes alone"),
-    ],
-)
-def test_what_cannot_be_granted_is_said(dsn: str, options: list[str], status: int, words: str) -> None:
-    done = CliRunner().invoke(main, ["migrate", *options], env={"DL_DB_DSN": dsn})
-    assert done.exit_code == status
-    assert words in done.stderr
+    ]:
+        done = CliRunner().invoke(main, ["migrate", *options], env={"DL_DB_DSN": dsn})
+        assert (done.exit_code, words in done.stderr) == (status, True), options
 
 
 def test_the_rights_are_those_of_the_queues_schema(empty_db: str, make_role: Callable[[str], str]) -> None:

@@ -173,7 +173,8 @@ SEARCHES = [
 def has_index(conn: Conn, request: pytest.FixtureRequest) -> Iterator[bool]:
     """With the index for arguments, and without it, as all other tests have their database."""
     if request.param:
-        stats.create_args_index(conn)
+        assert stats.create_args_index(conn)
+    assert (stats.jobs(conn, Wanted(q="args.n:1")).advice is None) == request.param
     yield request.param
     stats.drop_args_index(conn)
 
@@ -198,7 +199,7 @@ def test_a_search_finds_what_a_slow_filter_does_and_its_tally_adds_up(conn: Conn
 def test_small_looks_find_the_same_and_a_tally_says_so(conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = filled(conn, 3)
     monkeypatch.setattr(stats, "FOUND", 5)
-    for text in (*OF_FIELDS, "load", "deadbeef", "status:failed orders", "args.in.day:a", "status:retries 50%"):
+    for text in ("", "queue:orders", "status:dead queue:orders", "deadbeef", "args.in.day:a", "status:retries 50%"):
         assert sorted(both_lists(conn, text, 7, scan=13)) == sorted(slow(rows, text)), text
     monkeypatch.setattr(tallies, "SCAN", 5)
     for text in ("load", "queue:orders load", "status:dead load"):
@@ -232,65 +233,41 @@ SECRETS = [
 ]
 
 
-@pytest.mark.parametrize("text", SECRETS)
-def test_a_part_of_what_is_masked_finds_nothing(conn: Conn, text: str) -> None:
+def test_a_part_of_what_is_masked_finds_nothing(conn: Conn) -> None:
     secret = "canary7f3bhunter2canary7f3b"
-    key = text.format(secret)
-    assert secret not in masked(key)
-    rows = filled(conn, 4, 5)
-    conn.execute("UPDATE dl_jobs SET lock_key = %s WHERE job_id = %s", (key, rows[0]["job_id"]))
-    conn.execute("UPDATE dl_jobs SET task = %s WHERE job_id = %s", (key, rows[1]["job_id"]))
-    for part in ("canary7", "hunter2", "7f3b", "b1337", secret):
-        assert listed(conn, Wanted(q=part)) == []
-        assert tallies.tally(conn, Wanted(q=part))["total"] == 0
-    assert rows[0]["job_id"] in listed(conn, Wanted(q=f"queue:{rows[0]['queue']} {rows[0]['task'][:4]}"))
+    first, second, *_ = filled(conn, 4, 5)
+    for text in SECRETS:
+        key = text.format(secret)
+        assert secret not in masked(key)
+        conn.execute("UPDATE dl_jobs SET lock_key = %s WHERE job_id = %s", (key, first["job_id"]))
+        conn.execute("UPDATE dl_jobs SET task = %s WHERE job_id = %s", (key, second["job_id"]))
+        for part in ("canary7", "hunter2", "7f3b", "b1337", secret):
+            assert listed(conn, Wanted(q=part)) == []
+            assert tallies.tally(conn, Wanted(q=part))["total"] == 0
+    assert first["job_id"] in listed(conn, Wanted(q=f"queue:{first['queue']} {first['task'][:4]}"))
 
 
 # Pieces of texts: secrets stand in them, or beside them.
 PIECES = [
-    *("pass", "pwd", "secret", "token", "Authorization", "cookie", "bearer", "Bearer ", "jwt", "api_key", "access-key"),
-    *("PRIVATE KEY-----", "--", "://", "http://", "s3://", "user", "host", "80", "5432", "a1b2c3d4", "x" * 12),
-    *("@", ":", "/", "=", "=>", "%3d", "%3A", "'", '"', "\\", " ", "?", "#", "&", ",", "{", "}", "-", "_", ".", "\n"),
-    *("é", "\u00a0", "\u2003", "\x1c", "\x85", "dl_", "dl_" + "aB" * 15, "identified by ", "Basic dTpwdw== "),
-    *(
-        "/pw@//",
-        "thin:ann/pw@h",
-        "</",
-        "password>x</",
-        ">",
-        "account.key.acme",
-        "-uann",
-        "-u ",
-        "--user=",
-        "AKIA" + "A1" * 8,
-        "\\n",
-        *('"auth"', "_auth=", "?auth=", "pin", "IDENTIFIED BY '"),
-        *("mysql ", " -ppw", "h:5432:db:u:", " machine h login u ", "sshpass -p", "user: u\n pass: "),
-        *("пароль", "Fernet_Key", "HMAC-KEY", "redis-cli ", "ldapadd ", "sqlcmd ", "7z ", " -w pw", " -P pw", " -a pw"),
-        *("sqlplus ann/pw", "masterauth ", "docker login ", "value: ", "</name><value>", "-storepass pw", '"""', "-U "),
-        *(
-            "AUTH ",
-            "a1",
-            "SETUSER u >",
-            "user u on >",
-            "setx ",
-            "SET ",
-            "curl ",
-            " -b a=",
-            " -E c:",
-            "http ",
-            " -a u:p",
-        ),
-        *("?key=" + "a1" * 12, '"kty"', '"d":"abcdefghij', "pg_connect(h,u,'", "new PDO(h,u,'", "--from-literal=a=b"),
-        *("connect.sid", "mongosh ", "login ", " -p pw", "--pass ", "Private-Lines: 1", "', 'B c')", "$a['", "']"),
-        *("pata1B2a1B2a1B2a1." + "0a1b" * 16, "0a1b" * 8 + "-us12", "a.webhook.office.com/webhookb2/0a1b2c3d-0a1b-0a"),
-    ),
+    *("pass", "pwd", "secret", "token", "Authorization", "cookie", "bearer", "jwt", "api_key", "access-key", "--"),
+    *("://", "http://", "s3://", "user", "host", "80", "5432", "a1b2c3d4", "xxxxxxxxxxxx", "@", ":", "/", "=", "=>"),
+    *("%3d", "%3A", "'", '"', "\\", "?", "#", "&", ",", "{", "}", "-", "_", ".", "é", "dl_", "account.key.acme"),
+    *("/pw@//", "thin:ann/pw@h", "</", "password>x</", ">", "-uann", "--user=", "\\n", '"auth"', "_auth=", "?auth="),
+    *("pin", "пароль", "Fernet_Key", "HMAC-KEY", "h:5432:db:u:", "</name><value>", '"""', "a1", '"kty"'),
+    *('"d":"abcdefghij', "connect.sid", "$a['", "']", "dl_" + "aB" * 15, "AKIA" + "A1" * 8, "?key=" + "a1" * 12),
+    *("pata1B2a1B2a1B2a1." + "0a1b" * 16, "0a1b" * 8 + "-us12", "a.webhook.office.com/webhookb2/0a1b2c3d-0a1b-0a"),
+    *("PRIVATE KEY-----", "Bearer ", " ", "\n", "\u00a0", "\u2003", "\x1c", "\x85", "identified by "),
+    *("Basic dTpwdw== ", "-u ", "IDENTIFIED BY '", "mysql ", " -ppw", " machine h login u ", "sshpass -p"),
+    *("user: u\n pass: ", "redis-cli ", "ldapadd ", "sqlcmd ", "7z ", " -w pw", " -P pw", " -a pw", "sqlplus ann/pw"),
+    *("masterauth ", "docker login ", "value: ", "-U ", "-storepass pw", "AUTH ", "SETUSER u >", "user u on >"),
+    *("setx ", "SET ", "curl ", " -b a=", " -E c:", "http ", " -a u:p", "pg_connect(h,u,'", "new PDO(h,u,'"),
+    *("--from-literal=a=b", "mongosh ", "login ", " -p pw", "--pass ", "Private-Lines: 1", "', 'B c')"),
 ]
 
 
 def test_every_text_that_answers_mask_is_known_as_one(conn: Conn) -> None:
     rng = random.Random(5)
-    texts = ["".join(rng.choices(PIECES, k=rng.randrange(2, 9))) for _ in range(30_000)]
+    texts = ["".join(rng.choices(PIECES, k=rng.randrange(2, 9))) for _ in range(6_000)]
     texts += [*TEXTS, *TOKENS, "postgresql://u:hun/ter2@h/db", "postgresql://u:hun/ter2", "http://h:80/a@b"]
     hidden = [text for text in texts if masked(text) != text]
     statement = stats.spliced(
@@ -299,7 +276,7 @@ def test_every_text_that_answers_mask_is_known_as_one(conn: Conn) -> None:
         " OR t ~ '[!-~]{20}' AND lower(t COLLATE \"C\") LIKE ANY ({token_words})) AND t ~* {secret}"
     )
     assert set(hidden) == {text for (text,) in conn.execute(statement, {"texts": hidden})}
-    assert len(hidden) > 5_000
+    assert len(hidden) > 1_000
     harmless = ["http://h:80/a", "http://h:5432", "s3://b/a:b", "load:2024-05", "passengers", "monkey:7", "auth:17"]
     harmless += ["task_daily_aggregation_2026_01", "store_of_the_customers_of_2026"]
     assert not conn.execute(statement, {"texts": harmless}).fetchall()
@@ -406,15 +383,3 @@ def test_a_job_that_leaves_the_list_meanwhile_is_spared(conn: Conn, dsn: str, mo
     monkeypatch.setattr(stats, "chosen", disturbed)
     assert bulk.change(conn, "delete", target, preview["confirmation"], "ann").changed == len(jobs) - len(changes)
     assert set(jobs[: len(changes)]) <= states(conn).keys()
-
-
-def test_the_index_for_arguments_comes_and_goes(conn: Conn) -> None:
-    stats.drop_args_index(conn)
-    assert not stats.has_args_index(conn)
-    assert stats.create_args_index(conn)
-    assert not stats.create_args_index(conn)
-    assert stats.has_args_index(conn)
-    assert stats.jobs(conn, Wanted(q="args.n:1")).advice is None
-    assert stats.drop_args_index(conn)
-    assert not stats.drop_args_index(conn)
-    assert "dataloader search-index create" in str(stats.jobs(conn, Wanted(q="args.n:1")).advice)

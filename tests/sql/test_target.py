@@ -4,6 +4,7 @@ import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from uuid import UUID, uuid4
 
 import psycopg
@@ -88,7 +89,9 @@ def test_a_newer_run_waits_for_a_commit_under_way(table: Conn, dsn: str, job: UU
         committing = pool.submit(older)
         older_pid = until(lambda: waiting(table, "older"), "the older run to commit")
         seen = pool.submit(newer)
-        until(lambda: older_pid in blockers(table, f"dl-job:{job}:2"), "the newer run to wait for it")
+        blockers = "SELECT pg_blocking_pids(pid) FROM pg_stat_activity WHERE application_name = %s"
+        blocks = partial(value, table, blockers, f"dl-job:{job}:2")
+        until(lambda: older_pid in (blocks() or []), "the newer run to wait for it")
         holder.commit()
         committing.result(PATIENCE)
         assert seen.result(PATIENCE) == [0]
@@ -103,7 +106,9 @@ def test_a_newer_run_waits_until_an_older_ones_session_is_gone(table: Conn, dsn:
         with ThreadPoolExecutor(1) as pool:
             newer = pool.submit(lambda: run(dsn, job, 2))
             try:
-                until(lambda: "BackendTermination" in events(table, f"dl-job:{job}:2"), "the newer run to wait for it")
+                event = "SELECT array_agg(wait_event) FROM pg_stat_activity WHERE application_name = %s"
+                waits = partial(value, table, event, f"dl-job:{job}:2")
+                until(lambda: "BackendTermination" in (waits() or []), "the newer run to wait for it")
             finally:
                 os.kill(backend, signal.SIGCONT)
             newer.result(PATIENCE)
@@ -171,21 +176,10 @@ def run(dsn: str, job: UUID, claim: int, *worker: str) -> None:
         pass
 
 
-def events(conn: Conn, name: str) -> list[str]:
-    return [
-        event
-        for (event,) in conn.execute("SELECT wait_event FROM pg_stat_activity WHERE application_name = %s", (name,))
-    ]
-
-
 def waiting(conn: Conn, name: str) -> int:
     return value(
         conn, "SELECT pid FROM pg_stat_activity WHERE application_name = %s AND wait_event_type = 'Lock'", name
     )
-
-
-def blockers(conn: Conn, name: str) -> list[int]:
-    return value(conn, "SELECT pg_blocking_pids(pid) FROM pg_stat_activity WHERE application_name = %s", name) or []
 
 
 def test_twenty_runs_may_be_the_first(table: Conn, dsn: str) -> None:

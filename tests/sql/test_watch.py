@@ -22,12 +22,6 @@ def watched(conn: Conn, watch: reaper.Watch) -> list[Any]:
     return [line for line in lines if line["event"].startswith("reaper.")]
 
 
-def churn(conn: Conn) -> None:
-    """Make dead rows, and say so to the server's statistics at once."""
-    conn.execute("UPDATE dl_jobs SET priority = priority + 1")
-    conn.execute("SELECT pg_stat_force_next_flush()")
-
-
 def test_who_holds_back_vacuum_is_told_once_and_when_it_is_over(own_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a database of its own: another test's dead rows would count too."""
     monkeypatch.setattr(stats, "HELD_SEC", 0.0)
@@ -40,7 +34,8 @@ def test_who_holds_back_vacuum_is_told_once_and_when_it_is_over(own_db: str, mon
             report.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             report.execute("SELECT count(*), 'password=canary-5f2c' FROM dl_jobs")
             assert watched(conn, watch) == []  # so far it does no harm
-            churn(conn)
+            conn.execute("UPDATE dl_jobs SET priority = priority + 1")  # which makes dead rows
+            conn.execute("SELECT pg_stat_force_next_flush()")
             (entry,) = until(lambda: watched(conn, watch), "the server to count the dead rows")
             assert (entry["event"], entry["log_level"]) == ("reaper.vacuum.held_back", "warning")
             assert (entry["kind"], entry["pid"], entry["application"]) == ("session", report.info.backend_pid, "report")

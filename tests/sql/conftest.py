@@ -7,8 +7,8 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
-from foreign import Foreign
-from hands import Worker
+from foreign import CONTRACT, CONTRACT_TRIGGERS, Foreign
+from hands import Worker, many, plain
 from patience import PATIENCE
 
 from dataloader.queue import db, lifecycle, migrations
@@ -17,6 +17,23 @@ from dataloader.queue import db, lifecycle, migrations
 sys.path.append(str(Path(__file__).parent.parent / "process"))
 
 SHORT_SEC = 0.1  # no time limit of the product is so short
+
+
+@pytest.fixture
+def contract(empty_db: str) -> str:
+    """A database as it stands in production, with a row in every state and some of the future."""
+    with db.connect(empty_db, name="test", schema="public") as conn:
+        conn.execute(CONTRACT)
+        conn.execute(CONTRACT_TRIGGERS)
+        for status in ("queued", "running", "succeeded", "failed", "canceled", "lost"):
+            plain(conn, status=status, task=status, in_sec=-5)
+            plain(conn, status=status, task=status + " later", in_sec=3_600)
+        many(conn, 2_500, "k", queue="'far'", available_at="now() + interval '1 day'")
+        conn.execute(
+            "UPDATE dl_jobs SET lease_expires_at = now() + interval '1 h', attempt = 1 WHERE status = 'running'"
+        )
+        conn.execute("INSERT INTO dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'queued' FROM dl_jobs")
+    return empty_db
 
 
 class Stopped(Exception):

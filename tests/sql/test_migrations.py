@@ -13,8 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from click.testing import CliRunner
-from foreign import CONTRACT, CONTRACT_TRIGGERS
-from hands import PATIENCE, Conn, Worker, enqueue, locked, many, plain, row, state, until, value
+from hands import PATIENCE, Conn, Worker, enqueue, locked, plain, row, state, until, value
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -100,23 +99,6 @@ def catalog(dsn: str) -> dict[str, list[Any]]:
     with session(dsn) as conn, conn.transaction(force_rollback=True):
         conn.execute(WITHOUT_DAYS)
         return {name: conn.execute(query).fetchall() for name, query in CATALOG.items()}
-
-
-@pytest.fixture
-def contract(empty_db: str) -> str:
-    """A database as it stands in production, with a row in every state and some of the future."""
-    with session(empty_db) as conn:
-        conn.execute(CONTRACT)
-        conn.execute(CONTRACT_TRIGGERS)
-        for status in ("queued", "running", "succeeded", "failed", "canceled", "lost"):
-            plain(conn, status=status, task=status, in_sec=-5)
-            plain(conn, status=status, task=status + " later", in_sec=3_600)
-        many(conn, 2_500, "k", queue="'far'", available_at="now() + interval '1 day'")
-        conn.execute(
-            "UPDATE dl_jobs SET lease_expires_at = now() + interval '1 h', attempt = 1 WHERE status = 'running'"
-        )
-        conn.execute("INSERT INTO dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'queued' FROM dl_jobs")
-    return empty_db
 
 
 def ours(dsn: str) -> dict[str, list[Any]]:
@@ -317,19 +299,15 @@ def test_no_limit_of_the_database_ends_a_step_that_waits(contract: str, begin: C
 
 @pytest.mark.long
 def test_a_migration_killed_between_any_two_statements_is_finished_by_the_next(contract: str, module_db: str) -> None:
-    killed = 0
-    while (ended := dying(contract, 5 + 2 * killed).wait(PATIENCE)) == -signal.SIGKILL:
+    """The process that migrates kills itself when so many statements were executed."""
+    killed, dying = 0, [sys.executable, "-c", DYING, contract]
+    while (ended := subprocess.call([*dying, str(5 + 2 * killed)], timeout=PATIENCE)) == -signal.SIGKILL:
         killed += 1
     assert ended == 0
     assert killed > 5
     assert ours(contract) == catalog(module_db)
     with session(contract) as conn:
         assert value(conn, MISPLACED) == 0
-
-
-def dying(dsn: str, after: int) -> subprocess.Popen[bytes]:
-    """A process that migrates and kills itself when that many statements were executed."""
-    return subprocess.Popen([sys.executable, "-c", DYING, dsn, str(after)])
 
 
 KNOWN = migrations.known()
@@ -374,17 +352,6 @@ def test_a_later_version_applies_each_of_its_files_once_and_refuses_a_changed_on
                 step()
 
 
-def test_an_empty_database_has_all_files_of_its_version_at_once(empty_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their result is in schema.sql."""
-    known_are(monkeypatch, *LATER)
-    assert migrations.migrate(empty_db, "public") == ALL
-    assert migrations.migrate(empty_db, "public") == []
-    with session(empty_db) as conn:
-        migrations.check(conn)
-        numbers = value(conn, "SELECT array_agg(number ORDER BY number) FROM dl_migrations")
-    assert numbers == [0, 1, *(each.number for each in (*KNOWN, *LATER))]
-
-
 OLD_INDEXES = {
     "finished": "finished_at) WHERE finished_at IS NOT NULL",
     "queued": "created_at) WHERE enum_eq(status, 'queued')",
@@ -421,24 +388,6 @@ def test_checks_of_the_first_version_become_one_trigger_and_its_sums_get_bounds(
     assert upgraded == made
 
 
-def test_a_schema_of_before_the_first_release_is_refused(own_db: str) -> None:
-    with session(own_db) as conn:
-        conn.execute("UPDATE dl_migrations SET name = '0001_contract.sql' WHERE number = 1")
-        for step in (migrations.check, migrations.missing, lambda _: migrations.migrate(own_db, "public")):
-            with pytest.raises(SchemaError, match=r"before 0\.2\.0, which was never released"):
-                step(conn)
-
-
-def test_changed_functions_are_applied_again(own_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    changed = replace(migrations.functions(), text="CREATE FUNCTION dl_new() RETURNS int LANGUAGE sql AS 'SELECT 1';")
-    monkeypatch.setattr(migrations, "functions", lambda: changed)
-    with session(own_db) as conn:
-        assert migrations.missing(conn) == ["functions"]
-        assert migrations.migrate(own_db, "public") == ["functions"]
-        assert value(conn, "SELECT dl_new()") == 1
-        assert migrations.missing(conn) == []
-
-
 def test_a_file_that_fails_leaves_nothing_and_can_be_run_again(own_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = LATER
     known_are(monkeypatch, replace(first, text=first.text + "\nSELECT 1 / 0;"), second)
@@ -449,17 +398,6 @@ def test_a_file_that_fails_leaves_nothing_and_can_be_run_again(own_db: str, monk
         migrations.migrate(own_db, "public")
     known_are(monkeypatch, first, second)
     assert migrations.migrate(own_db, "public") == LATER_NAMES[1:]
-
-
-def test_an_index_left_invalid_by_a_failure_is_built_again(
-    contract: str, module_db: str, as_superuser: Callable[[str], str], begin: Callable[[str], None]
-) -> None:
-    begin(contract)
-    with session(contract) as conn, session(as_superuser(contract)) as admin:
-        conn.execute("CREATE INDEX ix_dl_jobs_turn ON dl_jobs (task)")
-        admin.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_dl_jobs_turn'::regclass")
-    assert migrations.migrate(contract, "public") == ALL
-    assert ours(contract) == catalog(module_db)
 
 
 def test_check_says_what_to_do(empty_db: str) -> None:
@@ -478,6 +416,10 @@ def test_check_says_what_to_do(empty_db: str) -> None:
         conn.execute("DELETE FROM dl_migrations WHERE number = 0")
         with pytest.raises(SchemaError, match=r"functions are missing.*: run `dataloader migrate`"):
             migrations.check(conn)
+        conn.execute("UPDATE dl_migrations SET name = '0001_contract.sql' WHERE number = 1")
+        for step in (migrations.check, migrations.missing, lambda _: migrations.migrate(empty_db, "public")):
+            with pytest.raises(SchemaError, match=r"before 0\.2\.0, which was never released"):
+                step(conn)
 
 
 @pytest.mark.parametrize("oldest_code", [1, 99])

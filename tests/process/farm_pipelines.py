@@ -340,16 +340,6 @@ def chatty(args: dict[str, Any], context: Context) -> Iterator[Progress]:
         yield {"processed": number}
 
 
-@register("tells_secrets")
-def tells_secrets(args: dict[str, Any], context: Context) -> Iterator[Progress]:
-    """Say what it knows in every way that there is, and fail."""
-    text = f"no login with {args['password']} at {args['dsn']} as {args['known']}"
-    context.logger.warning("%s; args %r", text, args, extra={"args_given": args})
-    threading.Thread(target=context.logger.error, args=(text,)).start()
-    yield {"processed": 1, "password": args["password"], "note": text}
-    raise ValueError(text, args)
-
-
 STEP_SEC = 0.02
 
 

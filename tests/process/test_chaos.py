@@ -91,13 +91,6 @@ ZOMBIE.events[-2:] = [replace(event, attempt=2) for event in ZOMBIE.events[-2:]]
 HISTORIES: dict[str, tuple[History, str]] = {
     "jobs of one key one after the other, and one of another key": (beside(TWIN, job("c", key="other")), ""),
     "a job that is gone": (replace(job("a"), rows=[], events=[], signs=[], written=[]), "V1 lost"),
-    "a job that has not run": (
-        replace(
-            changed(status="queued", attempt=0, claims=0), answers=[], signs=[], written=[], events=job("a").events[:1]
-        ),
-        "V1 lost",
-    ),
-    "a job that the API does not know": (beside(answers=[Answer("a", "status", 20.0, None)]), "V1 lost"),
     "an end that its kind does not allow": (triggered(may_end=frozenset({"failed"})), "V1 end"),
     "a start before its time": (triggered(not_before=10.5), "early"),
     "a second job of an idempotency key": (
@@ -106,13 +99,8 @@ HISTORIES: dict[str, tuple[History, str]] = {
         ),
         "V10 key",
     ),
-    "a job that nobody has added": (beside(replace(TWIN, triggers=[])), "V10 key"),
     "two ends": (beside(events=[Event("a", "done", 13.0, 1)]), "V3 twice, V9 journal"),
-    "an end that is undone": (beside(answers=[Answer("a", "status", 13.0, "lost")]), "V3 twice"),
-    "a sign of life behind the end": (beside(events=[Event("a", "heartbeat", 13.0, 1)]), "V3 twice, V9 journal"),
-    "too many attempts": (changed(attempt=2), "V4 attempts"),
     "too many claims": (changed(claims=2), "V4 attempts, A8 target"),
-    "fewer attempts allowed": (changed(max_attempts=0), "V4 attempts"),
     "an attempt that was handed back": (
         replace(journal(FIRST, HANDED_BACK, claims=2, max_attempts=1), written=[Written("a", 2)]),
         "",
@@ -121,8 +109,6 @@ HISTORIES: dict[str, tuple[History, str]] = {
         replace(journal(FIRST, KILLED, claims=2, max_attempts=1), written=[Written("a", 2)]),
         "V4 attempts",
     ),
-    "a sign of life before the claim": (journal(Event("a", "heartbeat", 9.5, 0)), "V9 journal"),
-    "another end than the journal's": (changed(status="failed"), "V9 journal, V3 twice, V1 end"),
     "a canceled run that goes on": (
         beside(answers=[Answer("a", "cancel", 11.0, "running", cancel_requested=True)]),
         "V12 cancel",
@@ -132,25 +118,17 @@ HISTORIES: dict[str, tuple[History, str]] = {
         "V12 cancel, V9 journal",
     ),
     "runs of a key side by side": (beside(job("b", claim_at=11.5)), "V5 overlap"),
-    "runs of two keys side by side": (beside(job("b", claim_at=11.5, key="other")), ""),
-    "a run behind the last sign of one without an end": (joined(at(10, 11), job("b", claim_at=11.2)), ""),
     "a run before the last sign of one without an end": (joined(at(10, 11), job("b", claim_at=10.8)), "V5 overlap"),
     "a process that sleeps": (STOPPED, "V5 overlap"),
     "a process that was stopped": (joined(STOPPED, History(stops=[Stop("farm-0", "worker", 100, 10.2, 18.0)])), ""),
-    "a short stop": (joined(STOPPED, History(stops=[Stop("farm-0", "worker", 100, 10.2, 11.0)])), "V5 overlap"),
-    "a stop that was over": (joined(STOPPED, History(stops=[Stop("farm-0", "worker", 100, 6.2, 14.0)])), "V5 overlap"),
     "a stop of another process": (
         joined(STOPPED, History(stops=[Stop("farm-0", "supervisor", 1, 10.2, 18.0)])),
         "V5 overlap",
     ),
     "a claim that runs twice": (beside(signs=again(claim=1)), "V2 claim"),
-    "a claim that is not in the journal": (beside(signs=again(claim=2)), "V2 claim"),
     "a lost run that has not written": (replace(ZOMBIE, written=[Written("a", 2)]), ""),
-    "a lost run that wrote before": (replace(ZOMBIE, written=[Written("a", 1), Written("a", 2, older=1)]), ""),
     "a lost run that wrote late": (replace(ZOMBIE, written=[Written("a", 1), Written("a", 2)]), "A8 target"),
     "a success that has not written": (replace(job("a"), written=[]), "A8 target"),
-    "a success that has written twice": (replace(job("a"), written=[Written("a", 1)] * 2), "A8 target"),
-    "a success of another claim": (replace(job("a"), written=[Written("a", 2)]), "A8 target"),
     "what is left over": (History(left=["a process"]), "left over"),
     "what the API should not say": (History(surprises=["500"]), "API"),
 }

@@ -11,8 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from uuid import UUID, uuid4
 
 import psutil
@@ -108,58 +109,39 @@ def test_what_a_pipeline_has_returned_is_printed_alone(ask: Ask) -> None:
     assert answer(run()) is None
     failed = run(kb=300)
     assert (failed.exit_code, failed.stdout) == (10, "")
-    assert "failed after" in failed.stderr
     assert "DL_RESULT_KB=256 allows 262,144: write large results to the target or to a file" in failed.stderr
     late = run("--timeout", 0.1, "--at", "2035-01-01T00:00:00Z")
     assert (late.exit_code, late.stdout) == (13, "")
-    alone = ask("trigger", "returns", "--queue", "q", "--result")
-    assert (alone.exit_code, alone.stdout) == (2, "")
-    assert "--result is for --wait" in alone.stderr
 
 
 DAYS = ("--from", "2019-01-01", "--to", "2019-01-03", "--step", "day")
 
 
-@pytest.fixture
-def backfill() -> str:
-    return f"fill-{uuid4()}"
+def test_a_backfill_is_tried_made_waited_for_and_its_failed_partitions_retried(ask: Ask, farm: Farm) -> None:
+    def waited(name: str) -> Result:
+        while backfills.tick(farm.conn):  # no reaper runs that would make the jobs
+            pass
+        return ask("backfill", "wait", name)
 
-
-def make_jobs(farm: Farm) -> None:
-    """Of all backfills: no reaper runs that would make them."""
-    while backfills.tick(farm.conn):
-        pass
-
-
-def test_a_backfill_is_tried_made_and_waited_for(ask: Ask, farm: Farm, backfill: str) -> None:
     options = (*DAYS, "--queue", "q", "--args", '{"sleep1": 0.01, "day": "{{ date }}"}', "--max-running", 1)
-    tried = ask("backfill", "noop", "--name", backfill, *options, "--dry-run")
+    tried = ask("backfill", "noop", "--name", "fill", *options, "--dry-run")
     assert "would have 3 partitions; nothing is changed" in tried.stdout, tried.output
-    assert answer(ask("backfill", "noop", *options, "--dry-run", "--json"))["samples"][2]["args"]["day"] == "2019-01-03"
-    assert "no backfill with this name" in ask("backfill", "show", backfill).stderr
-    added = ask("backfill", "noop", "--name", backfill, *options)
-    assert "making" in added.stdout, added.output
-    taken = ask("backfill", "noop", "--name", backfill, *options)
-    assert (taken.exit_code, f"{backfill} already" in taken.stderr) == (1, True)
-    make_jobs(farm)
-    done = ask("backfill", "wait", backfill)
+    assert "no backfill with this name" in ask("backfill", "show", "fill").stderr
+    assert "making" in ask("backfill", "noop", "--name", "fill", *options).stdout
+    done = waited("fill")
     assert (done.exit_code, "3 of 3 partitions, done" in done.stderr) == (0, True), done.output
-    listed = answer(ask("backfill", "partitions", backfill, "--status", "succeeded", "--json"))["partitions"]
+    listed = answer(ask("backfill", "partitions", "fill", "--status", "succeeded", "--json"))["partitions"]
     assert [each["partition"] for each in listed] == ["2019-01-01", "2019-01-02", "2019-01-03"]
-    assert "It is done: 3 of 3 partitions." in ask("doctor", backfill).stdout
-    assert "its jobs stay" in ask("backfill", "remove", backfill).stdout
+    assert "It is done: 3 of 3 partitions." in ask("doctor", "fill").stdout
 
-
-def test_the_failed_partitions_of_a_backfill_are_told_and_retried(ask: Ask, farm: Farm, backfill: str) -> None:
     errs = ("errs", "--queue", "q", "--args", '{"permanent": true}', "--partition", "x", "--partition", "y")
-    assert ask("backfill", *errs, "--name", backfill).exit_code == 0
-    make_jobs(farm)
-    assert ask("backfill", "wait", backfill).exit_code == 10
-    assert f"dataloader backfill retry {backfill}" in ask("doctor", backfill).stdout
-    assert "2 jobs queued again" in ask("backfill", "retry", backfill).stdout
-    assert ask("backfill", "wait", backfill).exit_code == 10
-    assert answer(ask("backfill", "cancel", backfill, "--json"))["state"] == "canceled"
-    assert ask("backfill", "wait", backfill).exit_code == 11
+    assert ask("backfill", *errs, "--name", "bad").exit_code == 0
+    assert waited("bad").exit_code == 10
+    assert "dataloader backfill retry bad" in ask("doctor", "bad").stdout
+    assert "2 jobs queued again" in ask("backfill", "retry", "bad").stdout
+    assert waited("bad").exit_code == 10
+    assert answer(ask("backfill", "cancel", "bad", "--json"))["state"] == "canceled"
+    assert ask("backfill", "wait", "bad").exit_code == 11
 
 
 LISTED = [
@@ -187,25 +169,22 @@ COMMANDS = [
 ]
 
 
-def test_no_command_shows_a_secret_or_moves_the_terminal(ask: Ask) -> None:
+def test_no_command_shows_a_secret_or_moves_the_terminal(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times are in the zone of people."""
+    monkeypatch.setenv("TIMEZONE", "Asia/Tokyo")
     text = f"{ESCAPE} password={CANARY}"
     job_id = triggered(ask, "errs", permanent=False, text=text, api_key=CANARY, note=ESCAPE)
     assert ask("wait", job_id).exit_code == 10
+    shown = {}
     for command in COMMANDS:
         result = ask(*command.replace("JOB", job_id).split())
         assert CANARY not in result.output, command
         assert not set("\x1b\x9b\u202e") & set(result.output), command
-    assert "\\x1b[31mred\\x9b2J\\u202e" in ask("job", job_id).stdout
+        shown[command] = result.stdout
+    assert "\\x1b[31mred\\x9b2J\\u202e" in shown["job JOB"]
     assert "\x1b[31mred\x9b2J\u202e" in answer(ask("status", job_id))["error"]
-
-
-def test_top_and_a_job_show_their_times_in_the_zone_of_people(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TIMEZONE", "Asia/Tokyo")
-    job_id = triggered(ask)
-    assert ask("wait", job_id).exit_code == 0
-    clock = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d JST"
-    assert re.search(clock, ask("job", job_id).stdout)
-    assert re.match(f"{clock}\n", ask("top", "--once").stdout)
+    for command in ("job JOB", "top --once"):
+        assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d JST", shown[command])
 
 
 def test_doctor_sees_that_all_workers_of_a_queue_are_stopped(ask: Ask, farm: Farm) -> None:
@@ -234,25 +213,21 @@ UNKNOWN = [
 ]
 
 
-def test_a_name_that_nobody_knows_changes_nothing(ask: Ask, farm: Farm) -> None:
+def test_a_name_that_nobody_knows_changes_nothing_and_an_empty_list_says_so(ask: Ask, farm: Farm) -> None:
     tables = ("dl_jobs", "dl_queues", "dl_schedules", "dl_backfills", "dl_webhooks")
     before = [farm.rows(f"SELECT count(*) FROM {table}") for table in tables]
     for command in UNKNOWN:
         refused = ask(*command.split())
-        kind, right = ("task", "noop") if "nop" in command.split() else ("queue", "q")
+        kind, wrong, right = ("task", "nop", "noop") if "nop" in command.split() else ("queue", "qq", "q")
         assert refused.exit_code == 1, refused.output
-        assert refused.stderr.startswith(f"dataloader: no {kind} '{'nop' if kind == 'task' else 'qq'}' is known: ")
+        assert refused.stderr.startswith(f"dataloader: no {kind} '{wrong}' is known: ")
         assert f"Did you mean {right!r}" in refused.stderr, command
     assert [farm.rows(f"SELECT count(*) FROM {table}") for table in tables] == before
-
-
-def test_an_empty_list_says_that_nobody_knows_the_name(ask: Ask) -> None:
-    for words in (("jobs", "-q", "unheard"), ("events", "-q", "unheard"), ("errors", "-q", "unheard")):
-        empty = ask(*words, "--json")
+    for command in ("jobs", "events", "errors"):
+        empty = ask(command, "-q", "unheard", "--json")
         assert answer(empty)
         assert "no queue 'unheard' is known" in empty.stderr
     assert "no task 'unheard' is known" in ask("jobs", "--task", "unheard").stderr
-    assert "no task 'unheard' is known" in ask("task", "unheard").stderr, "and not the zeros alone"
     assert "is known" not in ask("jobs", "-q", "q", "--task", "noop", "--status", "lost").stderr
 
 
@@ -262,17 +237,13 @@ def test_jobs_are_requeued_made_due_and_deleted_by_their_ids(ask: Ask) -> None:
     some = ask("requeue", first, str(UUID(int=1)))
     assert some.stdout == f"{first} queued again\n{UUID(int=1)} there is no such job\n"
     assert some.exit_code == 1
-    assert ask("wait", first).exit_code == 10
-    added = answer(ask("trigger", "noop", "--queue", "q", "--lock-key", uuid4(), "--at", "2030-01-01T00:00:00Z"))
-    later = added["job_id"]
+    later = answer(ask("trigger", "noop", "-q", "q", "--lock-key", "k", "--at", "2030-01-01T00:00:00Z"))["job_id"]
     assert "run-now" in ask("doctor", later).stdout
     assert ask("run-now", later).stdout == f"{later} due now\n"
     assert ask("wait", later).exit_code == 0
     assert ask("delete", later, input="n\n").exit_code == 1
-    assert ask("status", later).exit_code == 0
     assert answer(ask("delete", "-", "--yes", "--json", input=f"{later}\n"))["jobs"][0]["outcome"] == "done"
-    gone = ask("status", later)
-    assert (gone.exit_code, "there is no job with this job_id" in gone.stderr) == (1, True)
+    assert ask("status", later).exit_code == 1
 
 
 @pytest.mark.parametrize(
@@ -286,8 +257,8 @@ def test_jobs_are_requeued_made_due_and_deleted_by_their_ids(ask: Ask) -> None:
         ("queues --dsn postgresql://u:gehe@im@x/y", 78, "percent-encoded"),
         ("queues --direct --url http://x", 2, "choose one"),
         ("queues --token-file /no/such/file", 2, "No such file"),
+        ("trigger returns --result", 2, "--result is for --wait"),
         ("trigger noop --args [1]", 2, "should be a JSON object"),
-        ("trigger noop --args {", 2, "should be a JSON object"),
         ("trigger noop --args @/no/such/file", 2, "cannot be read"),
         ("trigger noop --max-attempts 0", 1, "/max_attempts: "),
         ("requeue", 2, "give the ids of jobs, or a search by --matching"),
@@ -295,18 +266,12 @@ def test_jobs_are_requeued_made_due_and_deleted_by_their_ids(ask: Ask) -> None:
         ("delete -", 2, "add --yes"),
         (f"events {UUID(int=1)} --queue q", 2, "leave --queue out"),
         ("limit q many", 2, "should be a number or none"),
-        ("queue move 'no such queue' other", 1, "no queue 'no such queue' is known"),
-        ("trigger nop --wait", 1, "no task 'nop' is known: no worker has shown it"),
         ("queue set q", 2, "name what to change: --ordered"),
-        ("queue set q --batch many", 2, "should be a number or none"),
-        ("backfill noop", 1, "one of a range (since, until and step) and partitions"),
         (f"backfill noop {' '.join(DAYS)} --partition x", 1, "one of a range (since, until and step) and partitions"),
         ("backfill noop --partition x --file /dev/null", 2, "come from --partition or --file"),
         ("backfill noop --file no-such-file", 2, "'no-such-file': No such file or directory"),
         ("backfill noop --file /dev/null", 2, "there is no partition in it"),
         (f"backfill noop --file {sys.executable}", 2, "it is not UTF-8"),
-        (f"backfill noop {' '.join(DAYS)} --args {{", 2, "should be a JSON object"),
-        (f"backfill noop {' '.join(DAYS)} --max-running 0", 2, "0 is not in the range 1<=x"),
     ],
 )
 def test_a_users_error_is_a_line_of_words(
@@ -320,9 +285,14 @@ def test_a_users_error_is_a_line_of_words(
     assert "geheim" not in result.output
 
 
-def dataloader(farm: Farm, url: str, *words: str, **options: Any) -> subprocess.Popen[bytes]:
+@contextmanager
+def dataloader(farm: Farm, url: str, *words: str) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
+    """A command in a process of its own, and what it prints."""
     given = os.environ | {"DL_URL": url, "DL_DB_DSN": farm.dsn}
-    return subprocess.Popen([sys.executable, "-m", "dataloader", *words], env=given, **options)
+    command = [sys.executable, "-m", "dataloader", *words]
+    with subprocess.Popen(command, env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert process.stdout
+        yield process, process.stdout
 
 
 def test_a_reader_who_leaves_is_no_error(farm: Farm, url: str) -> None:
@@ -336,51 +306,38 @@ def test_a_reader_who_leaves_is_no_error(farm: Farm, url: str) -> None:
 
 def test_ctrl_c_leaves_the_job_and_says_how_to_go_on(farm: Farm, url: str) -> None:
     words = ("trigger", "noop", "--queue", "nobody", "--lock-key", "c", "--wait", "--new")
-    asking = dataloader(farm, url, *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert asking.stderr
-    assert asking.stderr.readline().startswith(b"dataloader: job ")
-    asking.stderr.readline()  # the first look is done
-    asking.send_signal(signal.SIGINT)
-    _, printed = asking.communicate()
+    with dataloader(farm, url, *words) as (asking, printed):
+        assert printed.readline().startswith(b"dataloader: job ")
+        printed.readline()  # the first look is done
+        asking.send_signal(signal.SIGINT)
+        rest = printed.read()
     assert asking.returncode == 130
-    assert b"To go on watching: dataloader wait" in printed
-    assert b"Traceback" not in printed
+    assert b"To go on watching: dataloader wait" in rest
+    assert b"Traceback" not in rest
 
 
-def test_following_shows_what_happens_until_the_jobs_end(farm: Farm, url: str) -> None:
-    job_id = farm.enqueue("noop", "later")
-    following = dataloader(farm, url, "events", str(job_id), "--follow", "--json", stdout=subprocess.PIPE)
-    assert following.stdout
-    assert json.loads(following.stdout.readline())["kind"] == "queued"
-    with Client(url) as client:
-        client.cancel(job_id)
-    rest = [json.loads(line)["kind"] for line in following.stdout]
-    assert rest[-1] == "canceled"
-    assert following.wait() == 0
-    following.stdout.close()
-
-
-def test_following_a_log_shows_its_lines_until_the_jobs_end(farm: Farm, url: str, ask: Ask) -> None:
+def test_following_a_job_or_its_log_shows_what_happens_until_the_jobs_end(farm: Farm, url: str, ask: Ask) -> None:
     job_id = farm.enqueue("noop", "later")
     insert = "INSERT INTO dl_job_logs VALUES (%s, 1, %s, %s, now(), 'info', 'stdout', %s)"
     farm.conn.execute(insert, (job_id, 1, 1, f"first {ESCAPE}"))
-    following = dataloader(farm, url, "logs", "-f", str(job_id), stdout=subprocess.PIPE)
-    assert following.stdout
-    assert following.stdout.readline() == b"--- attempt 1\n"
-    assert b"first" in following.stdout.readline()
-    farm.conn.execute(insert, (job_id, 1, 9, "second"))
-    assert b"7 lines were left out" in following.stdout.readline()
-    assert following.stdout.readline().endswith(b"stdout   second\n")
-    with Client(url) as client:
+    with (
+        Client(url) as client,
+        dataloader(farm, url, "events", str(job_id), "--follow", "--json") as (_, events),
+        dataloader(farm, url, "logs", "-f", str(job_id)) as (_, log),
+    ):
+        assert json.loads(events.readline())["kind"] == "queued"
+        assert log.readline() == b"--- attempt 1\n"
+        assert b"first" in log.readline()
+        farm.conn.execute(insert, (job_id, 1, 9, "second"))
+        assert b"7 lines were left out" in log.readline()
+        assert log.readline().endswith(b"stdout   second\n")
         client.cancel(job_id)
         assert [line.text for line in client.logs(job_id, after="1.1")] == ["second"]
-    assert following.stdout.read() == b""
-    assert following.wait() == 0
-    following.stdout.close()
+        assert [json.loads(line)["kind"] for line in events][-1] == "canceled"
+        assert log.read() == b""
     assert "second" in ask("logs", job_id, "--attempt", "1").stdout
     assert ask("logs", job_id, "--attempt", "2").stdout == ""
     assert "\x1b" not in ask("logs", job_id).stdout
-    assert ask("logs", UUID(int=1)).exit_code != 0
 
 
 def typed(farm: Farm, url: str, words: list[str], keys: dict[str, str]) -> tuple[int, str]:
@@ -441,6 +398,5 @@ def test_jobs_are_searched_counted_and_ordered_in_bulk(ask: Ask, farm: Farm) -> 
     assert ask("cancel", "--matching", "queue:searched status:queued", "--yes").stdout.startswith("1 jobs cancelled")
     assert answer(ask("delete", "--matching", "queue:searched", "--yes", "--json"))["changed"] == 3
     assert "is status meant?" in ask("jobs", "--search", "sttus:dead").stderr
-    for words in (("requeue", "--preview"), ("cancel",), ("delete", "--matching", " ")):
+    for words in (("cancel",), ("delete", "--matching", " "), ("requeue", "--matching", "a", UUID(int=1))):
         assert ask(*words).exit_code == 2, words
-    assert ask("requeue", "--matching", "a", UUID(int=1)).exit_code == 2

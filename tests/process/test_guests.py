@@ -6,26 +6,23 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import psutil
 import pytest
-from farming import Farm, Program, family, until
+from farming import Farm, Program, ended_lines, family, until
 from guest_pipelines import CHANGES, GUESTS
 
 from dataloader.queue import operations
 from dataloader.queue.reports import stats
 
 MODULES = "farm_pipelines,guest_pipelines"
-LIBRARIES = ("polars", "joblib", "numpy", "pyarrow")
 ENDS = {"done": "succeeded", "cancel": "canceled", "timeout": "failed", "kill": "lost"}
 
 
-def ready(farm: Farm, workers: int = 1, modules: str = MODULES, **settings: Any) -> Program:
-    return farm.ready(workers=workers, dl_pipelines=modules, **settings)
+def ready(farm: Farm, modules: str = MODULES, **settings: Any) -> Program:
+    return farm.ready(workers=1, dl_pipelines=modules, **settings)
 
 
 def result(farm: Farm, task: str, **args: Any) -> Any:
@@ -124,12 +121,6 @@ def test_a_child_that_sudo_has_given_to_another_user_costs_no_end_of_a_run() -> 
     assert (done.stdout, done.stderr) == ("user children\n", "")
 
 
-def test_what_a_run_leaves_to_end_its_process_does_not_hurt_the_next(farm: Farm) -> None:
-    ready(farm)
-    for task, what in (("changes", "alarm"), ("leaves_a_watchdog", "")):
-        farm.succeeds(farm.enqueue(task, args={"what": what}), farm.enqueue("outlasts_an_alarm", max_attempts=1))
-
-
 def test_what_grows_run_by_run_is_a_difference_and_what_a_library_leaves_at_its_first_use_is_none(farm: Farm) -> None:
     program = ready(farm)
     assert len({result(farm, "adds_once") for _ in range(5)}) == 1
@@ -155,6 +146,9 @@ def test_what_exits_in_a_callback_neither_ends_the_worker_nor_hides_the_error(fa
         assert farm.job(job)["error"].partition("\n")[0] == error
     assert result(farm, "resource_exits") == "resource"
     assert result(farm, "tells_its_process")["pid"] == worker.pid
+    # What a run leaves to end its process comes too late for the next run.
+    for task, what in (("changes", "alarm"), ("leaves_a_watchdog", "")):
+        farm.succeeds(farm.enqueue(task, args={"what": what}), farm.enqueue("outlasts_an_alarm", max_attempts=1))
 
 
 def test_a_pool_that_a_module_makes_at_its_import_serves_all_runs(farm: Farm) -> None:
@@ -165,23 +159,32 @@ def test_a_pool_that_a_module_makes_at_its_import_serves_all_runs(farm: Farm) ->
     assert program.stop() == 0
 
 
-def are_there() -> list[str]:
-    """The guests whose libraries are installed; torch has a test of its own."""
-    return [name for name in GUESTS if name != "torch" and (name not in LIBRARIES or importlib.util.find_spec(name))]
+ALL = [name for name in GUESTS if importlib.util.find_spec(name.split()[0]) or " by " in name]
+HEAVY = [pytest.mark.slow, pytest.mark.timeout(3_600)]
+VISITS = [  # the guests whose libraries are installed, and how often each visits
+    pytest.param([name for name in ALL if name != "torch"], 1, marks=pytest.mark.timeout(300), id="each once"),
+    *(pytest.param([name], 50, marks=HEAVY, id=f"{name} fifty times") for name in ALL),
+]
 
 
-def visit(farm: Farm, names: Sequence[str], times: int) -> None:
-    """Run each guest so many times with each end, and innocent jobs between them; afterwards no child is left."""
-    program = ready(farm, workers=2)
+@pytest.mark.parametrize(("names", "times"), VISITS)
+def test_libraries_are_good_guests_however_their_runs_end(farm: Farm, names: list[str], times: int) -> None:
+    """Innocent jobs run between theirs; afterwards no child is left."""
+    program = farm.ready(workers=2, dl_pipelines=MODULES)
+
+    def job_of(name: str, how: str) -> UUID:
+        more = {"timeout_sec": 1} if how == "timeout" else {}
+        return farm.enqueue("guest", args={"name": name, "goes_on": how != "done"}, max_attempts=1, **more)
+
     for name in names:
-        jobs = {how: [of_guest(farm, name, how) for _ in range(times)] for how in ENDS}
+        jobs = {how: [job_of(name, how) for _ in range(times)] for how in ENDS}
         innocent = [farm.enqueue("tells_its_process", max_attempts=1) for _ in range(times)]
-        for job in jobs["cancel"]:
+        for job in (*jobs["cancel"], *jobs["kill"]):
             until(lambda job=job: farm.job(job)["progress"], "its progress", patience=900)
-            operations.change(farm.conn, "cancel", [job], "test")
-        for job in jobs["kill"]:
-            until(lambda job=job: farm.job(job)["progress"], "its progress", patience=900)
-            farm.worker(job).kill()
+            if job in jobs["kill"]:
+                farm.worker(job).kill()
+            else:
+                operations.change(farm.conn, "cancel", [job], "test")
         for how, status in ENDS.items():
             for job in jobs[how]:
                 ended = farm.wait(job, "succeeded", "failed", "canceled", "lost", patience=900)
@@ -192,11 +195,6 @@ def visit(farm: Farm, names: Sequence[str], times: int) -> None:
     until(lambda: all(map(is_farms, family(program.process.pid))), "the last child to end")
 
 
-def of_guest(farm: Farm, name: str, how: str) -> UUID:
-    more = {"timeout_sec": 1} if how == "timeout" else {}
-    return farm.enqueue("guest", args={"name": name, "goes_on": how != "done"}, max_attempts=1, **more)
-
-
 def is_farms(process: psutil.Process) -> bool:
     """Whether this is one of the farm's own processes, and no child of a run."""
     try:
@@ -205,97 +203,78 @@ def is_farms(process: psutil.Process) -> bool:
         return True
 
 
-@pytest.mark.timeout(300)
-def test_libraries_are_good_guests_however_their_runs_end(farm: Farm) -> None:
-    visit(farm, are_there(), 1)
+class Warm:
+    """A farm of one worker whose resources take a while to prepare; `notes` are theirs, in words without the pid."""
 
+    def __init__(self, farm: Farm) -> None:
+        self.farm, self.file = farm, farm.folder / "notes"
+        self.file.touch()
 
-@pytest.mark.slow
-@pytest.mark.timeout(3_600)
-@pytest.mark.parametrize("name", are_there())
-def test_libraries_are_good_guests_fifty_times(farm: Farm, name: str) -> None:
-    visit(farm, [name], 50)
+    def ready(self, **settings: Any) -> Program:
+        return self.farm.ready(workers=1, dl_pipelines="warm_pipelines", notes=self.file, **settings)
 
+    @property
+    def notes(self) -> list[str]:
+        return [line.rpartition(" ")[0] for line in ended_lines(self.file)]
 
-@pytest.mark.slow
-@pytest.mark.timeout(3_600)
-def test_torch_is_a_good_guest(farm: Farm) -> None:
-    pytest.importorskip("torch")
-    visit(farm, ["torch"], 50)
-
-
-class Notes:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        path.touch()
-
-    def __call__(self) -> list[str]:
-        return [" ".join(line.split()[:2]) for line in self.path.read_text().splitlines()]
+    def ask(self, key: str | None, task: str = "ask", **more: Any) -> UUID:
+        return self.farm.enqueue(task, affinity_key=key, **more)
 
 
 @pytest.fixture
-def notes(tmp_path: Path) -> Notes:
-    return Notes(tmp_path / "notes")
+def warm(farm: Farm) -> Warm:
+    return Warm(farm)
 
 
-def warmed(farm: Farm, notes: Notes, workers: int = 1, **settings: Any) -> Any:
-    return farm.ready(workers=workers, dl_pipelines="warm_pipelines", notes=notes.path, **settings)
-
-
-def test_a_resource_is_prepared_once_for_its_key_and_the_least_recently_used_one_makes_room(
-    farm: Farm, notes: Notes
-) -> None:
+def test_a_resource_is_prepared_once_for_its_key_and_the_least_recently_used_one_makes_room(warm: Warm) -> None:
     """A worker keeps no resource of a job without a key."""
-    program = warmed(farm, notes)
+    program = warm.ready()
     for key in (None, "a", "b", "a", "c"):
-        farm.succeeds(farm.enqueue("ask", affinity_key=key))
-    assert notes()[:3] == ["load None", "ask None", "release None"]
-    assert notes()[3:] == ["load a", "ask a", "load b", "ask b", "ask a", "release b", "load c", "ask c"]
+        warm.farm.succeeds(warm.ask(key))
+    assert warm.notes[:3] == ["load None", "ask None", "release None"]
+    assert warm.notes[3:] == ["load a", "ask a", "load b", "ask b", "ask a", "release b", "load c", "ask c"]
     assert program.stop() == 0
-    assert sorted(notes()[11:]) == ["release a", "release c"]
+    assert sorted(warm.notes[11:]) == ["release a", "release c"]
 
 
-def test_which_runs_cost_the_resource(farm: Farm, notes: Notes) -> None:
-    """One that had to stop, or says so; an error leaves it warm."""
-    warmed(farm, notes)
-    hows = {
+def test_which_runs_cost_the_resource_and_how_long_it_may_be_prepared(warm: Warm) -> None:
+    """A run costs it that had to stop, or says so; an error leaves it warm. Its time is not that of the run."""
+    warm.ready()
+    hows: dict[str, dict[str, Any]] = {
         "fail": {"args": {"fail": True}},
         "drop": {"args": {"drop": True}},
         "stop": {"args": {"sec": 60}, "timeout_sec": 1},
     }
     for key, how in hows.items():
-        farm.wait(farm.enqueue("ask", affinity_key=key, max_attempts=1, **how), "succeeded", "failed")
-        farm.wait(farm.enqueue("ask", affinity_key=key), "succeeded")
-    loads = Counter(notes())
+        warm.farm.wait(warm.ask(key, max_attempts=1, **how), "succeeded", "failed")
+        warm.farm.wait(warm.ask(key), "succeeded")
+    loads = Counter(warm.notes)
     assert [loads[f"load {key}"] for key in hows] == [1, 2, 2]
+    warm.farm.succeeds(warm.ask("a", args={"load_sec": 1.5}, timeout_sec=1))
+    late = warm.ask("b", "impatient", args={"load_sec": 60}, max_attempts=1)
+    assert warm.farm.wait(late, "failed")["error"] == "timeout: prepare took more than 0.5 s"
+    assert "load b" not in warm.notes
 
 
-def test_what_is_prepared_has_a_time_of_its_own(farm: Farm, notes: Notes) -> None:
-    """Longer than `timeout_sec` of the run, which begins behind it; `prepare_sec` bounds it."""
-    warmed(farm, notes)
-    farm.succeeds(farm.enqueue("ask", affinity_key="a", args={"load_sec": 1.5}, timeout_sec=1))
-    late = farm.enqueue("impatient", affinity_key="b", args={"load_sec": 60}, max_attempts=1)
-    assert farm.wait(late, "failed")["error"] == "timeout: prepare took more than 0.5 s"
-    assert "load b" not in notes()
+def test_a_process_of_a_resource_outlives_its_runs_and_others_do_not(warm: Warm) -> None:
+    program = warm.ready()
 
+    def seen(**args: Any) -> dict[str, Any]:
+        return dict(warm.farm.wait(warm.ask("a", "asks_a_server", args=args), "succeeded")["progress"])
 
-def test_a_process_of_a_resource_outlives_its_runs_and_others_do_not(farm: Farm, notes: Notes) -> None:
-    program = warmed(farm, notes)
-    seen = [farm.wait(farm.enqueue("asks_a_server", affinity_key="a"), "succeeded")["progress"] for _ in range(2)]
-    assert seen[0]["server"] == seen[1]["server"]
-    assert seen[1]["alive"]
-    last = farm.wait(farm.enqueue("asks_a_server", affinity_key="a", args={"stray": True}), "succeeded")["progress"]
-    assert last["server"] == seen[0]["server"]
+    first, second, last = seen(), seen(), seen(stray=True)
+    assert second == first == {"server": first["server"], "alive": True}
+    assert last["server"] == first["server"]
     assert not psutil.pid_exists(last["stray"])
     until(lambda: not psutil.pid_exists(last["server"]), "the server to end with the worker that the stray has cost")
     assert program.stop() == 0
 
 
-def test_a_job_is_passed_over_for_so_long_and_no_longer(farm: Farm, notes: Notes) -> None:
+def test_a_job_is_passed_over_for_so_long_and_no_longer(warm: Warm) -> None:
     """Others whose resource is warm would all go before it."""
     for key in ["a"] * 3 + ["b"] + ["a"] * 100:
-        farm.enqueue("ask", affinity_key=key, args={"sec": 0.1})
-    warmed(farm, notes, dl_lookahead=400, dl_affinity_wait_sec=2)
-    until(lambda: "ask b" in notes(), "the job that was passed over")
-    before = notes().index("ask b")
+        warm.ask(key, args={"sec": 0.1})
+    warm.ready(dl_lookahead=400, dl_affinity_wait_sec=2)
+    until(lambda: "ask b" in warm.notes, "the job that was passed over")
+    before = warm.notes.index("ask b")
     assert 5 < before < 60, "it went by the order of the queue, or waited for all others"

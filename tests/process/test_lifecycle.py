@@ -55,8 +55,14 @@ def test_i8_a_run_that_needs_longer_than_its_lease_to_leave_in_a_drain_keeps_it(
     assert not program.events("worker.fenced")
 
 
-def test_i9_a_storm_of_signals_is_one_drain(farm: Farm) -> None:
+def test_term_to_one_worker_brings_another_in_its_place_and_i9_a_storm_of_signals_is_one_drain(farm: Farm) -> None:
     program = farm.ready(workers=2, dl_drain_sec=60)
+    before = program.workers()
+    job = farm.enqueue("recorded", args={"sec": 1})
+    farm.begun(job)
+    farm.worker(job).send_signal(signal.SIGTERM)
+    farm.succeeds(job)
+    until(lambda: len(now := program.workers()) == 2 and now != before, "another worker")
     job = LongJob(farm)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
         program.signal(number)
@@ -65,18 +71,6 @@ def test_i9_a_storm_of_signals_is_one_drain(farm: Farm) -> None:
                 worker.send_signal(signal.SIGTERM)
         time.sleep(0.05)
     job.ends_well()
-    assert program.stop() == 0
-
-
-def test_term_to_one_worker_drains_that_worker_and_another_takes_its_place(farm: Farm) -> None:
-    program = farm.ready(workers=1)
-    old = program.workers()[0]
-    job = farm.enqueue("recorded", args={"sec": 1})
-    farm.begun(job)
-    old.send_signal(signal.SIGTERM)
-    farm.succeeds(job)
-    farm.works()
-    until(lambda: old not in program.workers(), "the old one to leave")
     assert program.stop() == 0
 
 
@@ -134,17 +128,22 @@ def test_a_stuck_worker_is_killed_after_dl_stall_sec(farm: Farm) -> None:
     farm.works()
 
 
-def test_a_locked_table_of_logs_stops_neither_the_beats_nor_the_keeper(farm: Farm, own_db: str) -> None:
+def test_a_locked_table_of_logs_stops_neither_the_beats_nor_the_keeper_and_a_lost_commit_loses_no_line(
+    farm: Farm, own_db: str
+) -> None:
     """A run whose output cannot be written keeps its session; when its worker dies, its job comes back at once."""
+    farm.conn.execute(DIES_AT_ITS_COMMIT)
     program = farm.ready(workers=1, dl_stall_sec=3)
     job = farm.enqueue("prints_on")
-    until(lambda: farm.rows("SELECT FROM dl_job_logs"), "its first lines")
+    until(lambda: farm.rows("SELECT FROM dl_job_logs"), "its first lines, which the next session writes")
+    assert farm.rows("SELECT min(line), last_value > 1 FROM dl_job_logs, commits GROUP BY last_value") == [(1, True)]
+    lost = program.logged("farm.database.lost")
     beats = set()
     with psycopg.connect(own_db) as operator:
         operator.execute("LOCK TABLE dl_job_logs IN SHARE MODE")
         until(lambda: beats.update(farm.rows("SELECT heartbeat_at FROM dl_jobs")) or len(beats) > 5, "five beats")
         assert not program.events("supervisor.worker.killed")
-        assert not program.events("farm.database.lost")
+        assert program.events("farm.database.lost") == lost
         program.workers()[0].kill()
         until(lambda: "requeue" in farm.story(job), "the keeper")
 
@@ -159,14 +158,6 @@ BEGIN
 END $$;
 CREATE CONSTRAINT TRIGGER dies_first AFTER INSERT ON dl_job_logs DEFERRABLE INITIALLY DEFERRED
   FOR EACH ROW EXECUTE FUNCTION dies_first()"""
-
-
-def test_lines_whose_session_ends_at_their_commit_are_written_by_the_next_one(farm: Farm) -> None:
-    farm.ready(workers=1)
-    farm.conn.execute(DIES_AT_ITS_COMMIT)
-    farm.enqueue("prints_on")
-    until(lambda: farm.rows("SELECT FROM dl_job_logs"), "lines")
-    assert farm.rows("SELECT min(line), last_value > 1 FROM dl_job_logs, commits GROUP BY last_value") == [(1, True)]
 
 
 def test_a_locked_row_costs_its_run_no_session(farm: Farm, own_db: str) -> None:
@@ -398,9 +389,17 @@ def test_a_farm_that_starts_recovers_at_once_what_the_killed_farm_of_its_host_ha
     assert settled >= set(map(str, (begun, holding, *was_ahead)))
 
 
-IN_A_CONTAINER = ["unshare", "--pid", "--fork", "--mount-proc"]
+IN_A_CONTAINER = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+
+
 ANOTHER_ID = 'mount --bind "$BOOT_ID" /proc/sys/kernel/random/boot_id; exec "$@"'
 AFTER_A_BOOT = ["unshare", "--mount", "sh", "-c", ANOTHER_ID, "-"]
+
+
+def may_be(elsewhere: list[str], env: dict[str, str] | None = None) -> None:
+    """Skip the test where this user may not make such namespaces."""
+    if subprocess.run([*elsewhere, "true"], env=env, capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces here: they need root")
 
 
 def test_a_farm_that_starts_leaves_alone_what_others_of_its_host_name_hold(farm: Farm) -> None:
@@ -408,9 +407,8 @@ def test_a_farm_that_starts_leaves_alone_what_others_of_its_host_name_hold(farm:
     boot_id = farm.folder / "boot_id"
     boot_id.write_text("00000000-0000-4000-8000-000000000000\n")
     env = os.environ | {"BOOT_ID": str(boot_id)}
-    for elsewhere in (IN_A_CONTAINER, AFTER_A_BOOT):
-        if subprocess.run([*elsewhere, "true"], env=env, capture_output=True, check=False).returncode:
-            pytest.skip("no namespaces here: they need root")
+    may_be(IN_A_CONTAINER, env)
+    may_be(AFTER_A_BOOT, env)
 
     def held_by(queue: str, before: list[str]) -> tuple[Program, UUID, str]:
         """A farm that runs a job, and the name of the worker."""
@@ -433,6 +431,24 @@ def test_a_farm_that_starts_leaves_alone_what_others_of_its_host_name_hold(farm:
     }
     (farm.folder / "go").touch()
     farm.succeeds(living[1])
+
+
+def test_i16_as_process_1_it_buries_orphans_and_stops_on_term(farm: Farm) -> None:
+    may_be(IN_A_CONTAINER)
+    program = farm.ready(workers=1, before=IN_A_CONTAINER)
+    (first,) = psutil.Process(program.process.pid).children()
+    inside = ["nsenter", "--target", str(first.pid), "--pid", "--mount"]
+    subprocess.run([*inside, "sh", "-c", "sleep 600 >/dev/null 2>&1 &"], check=True)
+    orphan = until(lambda: next((child for child in first.children() if child.name() == "sleep"), None), "the orphan")
+    farm.works()
+    orphan.kill()
+    until(lambda: not psutil.pid_exists(orphan.pid), "the orphan to be buried")
+    running = farm.enqueue("noop", args={"sleep1": 1})
+    farm.begun(running)
+    first.terminate()
+    assert program.process.wait(60) == 0
+    assert farm.job(running)["status"] == "succeeded"
+    assert program.events("supervisor.stopped")[0]["exit_status"] == 0
 
 
 def finished(farm: Farm, number: int, hours_ago: int) -> None:
@@ -459,23 +475,23 @@ CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_s
 CREATE TRIGGER slow AFTER UPDATE ON dl_jobs FOR EACH STATEMENT EXECUTE FUNCTION slow()"""
 
 
-@pytest.mark.parametrize("backlog", [EXPIRED, DUE], ids=["leases that have run out", "due jobs"])
-def test_a_reaper_stops_in_the_middle_of_a_backlog(farm: Farm, own_db: str, backlog: str) -> None:
+@pytest.mark.parametrize(
+    ("backlog", "period"),
+    [(EXPIRED, 600), (DUE, 600), (EXPIRED, 1e-9)],
+    ids=["leases that have run out", "due jobs", "rounds that are shorter than an answer"],
+)
+def test_a_reaper_works_on_a_backlog_and_stops_in_its_middle(
+    farm: Farm, own_db: str, backlog: str, period: float
+) -> None:
     left = "SELECT count(*) FROM dl_jobs WHERE status = 'running' OR blocked_on = 'time'"
     with psycopg.connect(own_db, autocommit=True) as other:
         other.execute(SLOW)  # type: ignore[arg-type]
         other.execute(backlog)  # type: ignore[arg-type]
     ((before,),) = farm.rows(left)
-    reaper = farm.reaper(dl_reaper_period_sec=600)
+    reaper = farm.reaper(dl_reaper_period_sec=period)
     until(lambda: farm.rows(left)[0][0] < before, "the first of them")
     assert reaper.stop() == 0
     assert farm.rows(left)[0][0] > 0
-
-
-def test_a_reaper_whose_round_is_shorter_than_an_answer_goes_on_with_its_backlog(farm: Farm) -> None:
-    farm.conn.execute(EXPIRED)  # type: ignore[arg-type]
-    farm.reaper(dl_reaper_period_sec=1e-9)
-    until(lambda: farm.rows("SELECT FROM dl_jobs WHERE status = 'queued'"), "the first of them")
 
 
 TROUBLES = ("LOCK TABLE dl_rolled IN EXCLUSIVE MODE", "ALTER TABLE dl_totals DROP COLUMN buckets; COMMIT")

@@ -3,10 +3,7 @@
 Names begin with the fault: A ownership, E poison, I processes.
 """
 
-import os
-import shutil
 import signal
-import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
@@ -157,50 +154,6 @@ def use_everything(farm: Farm) -> None:
     crash = farm.enqueue("kills_itself", args={"times": 1})
     assert farm.wait(crash, "succeeded")["attempt"] == 2
     come_back_once(farm, lose(farm, 1))
-
-
-UNSHARE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
-
-
-def why_no_pid_namespace() -> str | None:
-    """The reason why the tests cannot be process 1 here; None when they can."""
-    if not (shutil.which("unshare") and shutil.which("nsenter")):
-        return "pid namespaces need unshare and nsenter (util-linux)"
-    tried = subprocess.run([*UNSHARE, "true"], check=False, capture_output=True, text=True)
-    return f"no pid namespaces here: {tried.stderr.strip()}" if tried.returncode else None
-
-
-class Contained(Program):
-    """`dataloader workers` as process 1 of a pid namespace."""
-
-    def __init__(self, farm: Farm) -> None:
-        env = os.environ | {"DL_DB_DSN": farm.dsn, "DL_HOME": str(farm.folder), "WORKERS_JSON": '[{"queue": "q"}]'}
-        super().__init__("workers", env, farm.folder / "contained.log", before=UNSHARE)
-        farm.programs.append(self)
-        self.logged("worker.started")
-        (self.first,) = psutil.Process(self.process.pid).children()
-
-    def leave_an_orphan(self) -> psutil.Process:
-        """A process whose parent in the namespace has left it to process 1."""
-        inside = ["nsenter", "--target", str(self.first.pid), "--pid", "--mount"]
-        subprocess.run([*inside, "sh", "-c", "sleep 600 >/dev/null 2>&1 &"], check=True)
-        return until(lambda: next((p for p in self.first.children() if p.name() == "sleep"), None), "the orphan")
-
-
-def test_i16_as_process_1_it_buries_orphans_and_stops_on_term(farm: Farm) -> None:
-    if why := why_no_pid_namespace():
-        pytest.skip(why)
-    program = Contained(farm)
-    orphan = program.leave_an_orphan()
-    farm.works()
-    orphan.kill()
-    until(lambda: not psutil.pid_exists(orphan.pid), "the orphan to be buried")
-    running = farm.enqueue("noop", args={"sleep1": 1})
-    farm.begun(running)
-    program.first.terminate()
-    assert program.process.wait(60) == 0
-    assert farm.job(running)["status"] == "succeeded"
-    assert program.events("supervisor.stopped")[0]["exit_status"] == 0
 
 
 def test_i18_a_farm_that_was_suspended_is_fenced_before_it_writes(farm: Farm, tmp_path: Path) -> None:

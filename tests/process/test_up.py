@@ -5,9 +5,9 @@ import json
 import os
 import pty
 import re
+import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -213,24 +213,6 @@ def test_a_change_of_any_own_module_brings_workers_with_the_new_code(home: Path)
         assert not farm.is_colored
 
 
-def test_what_a_person_has_set_stays_so_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("LOCAL", "METRIC_PATH", "AUDIT_LOG_PATH", "TIMEZONE")
-    for name in names:
-        monkeypatch.delenv(name, raising=False)
-    settings = config.load(_env_file=None, dl_home="/h", local=False, metric_path="/m", timezone="Asia/Tokyo")
-    environment = up.environment_of_programs(settings, "dbname=x", is_terminal=True)
-    assert [environment.get(name) for name in names] == [None, None, "/h/log", None]
-
-
-def test_a_check_that_cannot_be_made_is_no_reason_not_to_start(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import os; os._exit(3)")
-    report = up._check(os.environ | {"PYTHONPATH": str(tmp_path)}, SimpleNamespace(received=set()))  # type: ignore[arg-type]
-    assert (report, up._print_findings(report)) == (None, "")
-    assert "`dataloader check` ended with status 3" in capsys.readouterr().err
-
-
 @pytest.mark.longest
 def test_from_nothing_to_finished_jobs_over_a_stop_a_kill_and_a_drain(home: Path) -> None:
     """Three starts in one folder: each finds the rows of the one before."""
@@ -261,25 +243,23 @@ def test_from_nothing_to_finished_jobs_over_a_stop_a_kill_and_a_drain(home: Path
             assert finished, third.output
 
 
-def test_what_it_prints_can_be_pasted(farm: Farm) -> None:
+def test_what_it_prints_can_be_pasted_and_a_second_one_with_its_folder_or_port_is_refused(
+    farm: Farm, home: Path
+) -> None:
     pasted = next(line for line in farm.output.splitlines() if "try it" in line).split(maxsplit=2)[2]
     done = subprocess.run(pasted, shell=True, capture_output=True, text=True)
     assert json.loads(done.stdout)["status"] in ("queued", "running"), done.stderr
-
-
-def test_a_second_one_with_the_same_folder_is_refused(farm: Farm) -> None:
-    home = Path(farm.child("postgres").cmdline()[2]).parents[1]
-    with closing(Farm(home, free_port())) as second:
-        assert second.process.wait(60) == 1
-        assert f"is in use by another program (process {farm.process.pid})" in second.output
+    same = Path(farm.child("postgres").cmdline()[2]).parents[1]
+    in_use = f"is in use by another program (process {farm.process.pid})"
+    for folder, port, words in (
+        (same, free_port(), in_use),
+        (home, farm.port, "is taken by another program"),
+    ):
+        with closing(Farm(folder, port)) as second:
+            assert second.process.wait(60) == 1
+            assert words in second.output
+    assert [made.name for made in home.iterdir()] == ["up.lock"], "nothing is started"
     assert farm.succeeds()
-
-
-def test_a_taken_port_is_told_before_anything_is_started(home: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, closing(Farm(home, taken.getsockname()[1])) as second:
-        assert second.process.wait(60) == 1
-        assert "is taken by another program" in second.output
-        assert [made.name for made in home.iterdir()] == ["up.lock"]
 
 
 def test_programs_that_die_are_started_again(farm: Farm) -> None:
@@ -324,17 +304,31 @@ def test_a_configured_database_is_used_and_its_password_not_shown(home: Path, ow
         assert "hush-hush" not in farm.output
 
 
-@pytest.mark.parametrize(
-    ("host", "address"),
-    [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("[::]", "[::1]"), ("[::1]", "[::1]"), ("::1", "[::1]"),
-     ("localhost", "localhost"), ("10.0.0.7", "10.0.0.7")],
-)  # fmt: skip
-def test_the_address_to_ask_at(host: str, address: str) -> None:
-    assert config.load(_env_file=None, app_host=host, app_port=8081).own_url == f"http://{address}:8081"
+ADDRESSES = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]", "::1": "[::1]", "10.0.0.7": "10.0.0.7"}
 
 
 def test_the_queue_and_address_are_said_where_they_are_not_the_defaults(home: Path) -> None:
     plain = config.load(_env_file=None, dl_home=home, app_port=8081, app_host="0.0.0.0", workers_json=())
     assert " trigger noop --args " in up.banner(plain, "", "")
-    other = config.load(_env_file=None, dl_home=home, app_host="::", workers_json=[{"queue": "q"}])
-    assert " trigger noop --queue q --url 'http://[::1]:" in up.banner(other, "", "")
+    for host, address in ADDRESSES.items():
+        other = config.load(_env_file=None, dl_home=home, app_host=host, app_port=8082, workers_json=[{"queue": "q"}])
+        assert other.own_url == f"http://{address}:8082"
+        assert f" trigger noop --queue q --url {shlex.quote(other.own_url)}" in up.banner(other, "", "")
+
+
+def test_what_a_person_has_set_stays_so_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("LOCAL", "METRIC_PATH", "AUDIT_LOG_PATH", "TIMEZONE")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    settings = config.load(_env_file=None, dl_home="/h", local=False, metric_path="/m", timezone="Asia/Tokyo")
+    environment = up.environment_of_programs(settings, "dbname=x", is_terminal=True)
+    assert [environment.get(name) for name in names] == [None, None, "/h/log", None]
+
+
+def test_a_check_that_cannot_be_made_is_no_reason_not_to_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os; os._exit(3)")
+    report = up._check(os.environ | {"PYTHONPATH": str(tmp_path)}, SimpleNamespace(received=set()))  # type: ignore[arg-type]
+    assert (report, up._print_findings(report)) == (None, "")
+    assert "`dataloader check` ended with status 3" in capsys.readouterr().err

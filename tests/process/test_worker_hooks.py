@@ -135,22 +135,6 @@ def test_the_last_words_at_an_import_that_fails(farm: Farm) -> None:
     assert (failed["hook"], failed["function"], failed["error"]) == ("last_words", "mine.wrong", "KeyError: 'oh'")
 
 
-def test_the_last_words_at_an_error_that_nobody_foresaw(farm: Farm) -> None:
-    broken = """
-from dataloader.farm.batch import Batch
-
-def step(self, *_):
-    raise OSError("no space left on device")
-
-Batch.step = step
-"""
-    mine = Mine(farm, broken)
-    program = mine.start(workers=1)
-    until(lambda: mine.notes("last"))
-    assert mine.notes("last")[0] == "OSError no space left on device"
-    assert program.logged("process.crashed")
-
-
 def sent(receiver: Receiver) -> list[str]:
     return [gzip.decompress(got.body).decode() for got in receiver.got]  # the SDK packs every body
 

@@ -1,44 +1,23 @@
 """The page of errors in a browser: groups, their buttons, their jobs, notes, hostile texts."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
-from uuid import UUID
+from typing import Any
 
 import pytest
-from browsing import Visitor, served
-from hands import Worker, enqueue, row
+from browsing import Placed, Visitor, placed
+from hands import row
 from playwright.sync_api import expect
-
-from dataloader.queue import db
 
 BOOM = "ValueError at load.py:step: row # is wrong"
 SECRET = "canary-7f3b-hunter2"
 
 
-class Failures(NamedTuple):
-    """A database with dead jobs, and the dashboard on it."""
-
-    conn: db.Connection
-    worker: Worker
-    address: str
-
-    def dead(self, group: str, **new: Any) -> UUID:
-        job_id = enqueue(self.conn, **new)
-        self.worker.finish(
-            self.worker.take(new.get("queue", "q")), "fail", error=f"password={SECRET}", error_group=group
-        )
-        return job_id
-
-
 @pytest.fixture(scope="module")
-def scene(chromium: Any, lend: Any) -> Iterator[Failures]:
-    with lend() as dsn, served(dsn) as address, db.connect(dsn, name="scene", schema="public") as conn:
-        worker = Worker(dsn, "host:1:boot")
-        found = Failures(conn, worker, address)
+def scene(chromium: Any, lend: Any) -> Iterator[Placed]:
+    with placed(lend) as scene:
         for _ in range(3):
-            found.dead(BOOM, task="load")
-        yield found
-        worker.conn.close()
+            scene.ended("fail", error_group=BOOM, task="load", error=f"password={SECRET}")
+        yield scene
 
 
 def test_a_group_tells_no_secret_and_leads_to_its_jobs(visitor: Visitor) -> None:
@@ -58,8 +37,8 @@ def test_a_note_is_written_for_everybody(visitor: Visitor) -> None:
     expect(page.locator("dd.note")).to_contain_text("known, see the wiki anonymous from 127.0.0.1")
 
 
-def test_the_buttons_change_the_jobs_of_their_group_alone(visitor: Visitor, scene: Failures) -> None:
-    again, gone, other = (scene.dead(group, queue="two") for group in ("again", "gone", "other"))
+def test_the_buttons_change_the_jobs_of_their_group_alone(visitor: Visitor, scene: Placed) -> None:
+    again, gone, other = (scene.ended("fail", "two", group) for group in ("again", "gone", "other"))
     page = visitor.go("/errors?queue=two")
     for group, label, outcome in (("again", "Requeue these", "queued again"), ("gone", "Delete these", "deleted")):
         card = page.locator(".error-group").filter(has=page.get_by_text(group, exact=True))

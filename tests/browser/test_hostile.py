@@ -1,11 +1,10 @@
 """Hostile texts, wherever somebody can put one, on every page: shown as they are, and nothing happens."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
-from uuid import UUID
 
 import pytest
 from browsing import Visitor, is_inert, served
@@ -21,35 +20,6 @@ TEXTS = [
     "/../..//?a=b#c",
     "</title></textarea></script><script>alert(1)</script>\\u0000\r\n\t\u202e\u2028\x1b[31m{{7*7}}{% for %}%2f%00",
 ]
-
-
-class Hostile(NamedTuple):
-    """A text, the dashboard of jobs that have it everywhere, and somebody who looks at them."""
-
-    text: str
-    scene: Scene
-    visitor: Visitor
-    jobs: list[UUID]
-
-
-def put_everywhere(scene: Scene, text: str) -> list[UUID]:
-    """Jobs that have it wherever a service that shares the tables can write it: the queue has no other name."""
-    jobs = [scene.running, scene.waiting, scene.dead, scene.retry, scene.scheduled, scene.done, scene.orphan]
-    scene.conn.execute(
-        "UPDATE dl_jobs SET queue = %(t)s, task = %(t)s, partition_key = %(t)s, producer = %(t)s,"
-        " consumer_group = %(t)s, args = %(doc)s, progress = %(doc)s, idempotency_key = %(t)s || job_id, trace = %(t)s,"
-        " claimed_by = CASE WHEN claimed_by IS NOT NULL THEN %(t)s END,"
-        " error = CASE WHEN error IS NOT NULL THEN %(t)s END",
-        {"t": text, "doc": json.dumps({text: text, "list": [text], "processed": 1, "total": 2})},
-    )
-    scene.conn.execute(
-        "INSERT INTO dl_job_events (job_id, queue, kind, payload)"
-        " SELECT job_id, %(t)s, kind, %(doc)s FROM dl_jobs, unnest(ARRAY['backoff', 'failed', 'note', %(t)s]) AS kind",
-        {"t": text, "doc": json.dumps({text: text, "error": text, "by": text, "reason": text, "worker": text})},
-    )
-    scene.conn.execute("UPDATE dl_workers SET host = %(t)s, queue = %(t)s, state = %(t)s", {"t": text})
-    operations.pause(scene.conn, text, text)
-    return jobs
 
 
 def test_a_queue_is_no_way_to_another(visitor: Visitor, scene: Scene) -> None:
@@ -69,51 +39,65 @@ def test_a_queue_is_no_way_to_another(visitor: Visitor, scene: Scene) -> None:
     scene.conn.execute("DELETE FROM dl_jobs WHERE job_id IN (%s, %s)", (job, victim))
 
 
-@pytest.fixture(params=TEXTS, ids=range(3))
-def hostile(lend: Any, visit: Callable[[str], Visitor], request: pytest.FixtureRequest) -> Iterator[Hostile]:
-    with lend() as dsn, served(dsn) as address, closing(Scene(dsn, address)) as scene, visit(address) as visitor:
-        yield Hostile(request.param, scene, visitor, put_everywhere(scene, request.param))
+def put_everywhere(scene: Scene, text: str) -> None:
+    """Put it wherever a service that shares the tables can write it: the queue has no other name."""
+    scene.conn.execute(
+        "UPDATE dl_jobs SET queue = %(t)s, task = %(t)s, partition_key = %(t)s, producer = %(t)s,"
+        " consumer_group = %(t)s, args = %(doc)s, progress = %(doc)s, idempotency_key = %(t)s || job_id, trace = %(t)s,"
+        " claimed_by = CASE WHEN claimed_by IS NOT NULL THEN %(t)s END,"
+        " error = CASE WHEN error IS NOT NULL THEN %(t)s END",
+        {"t": text, "doc": json.dumps({text: text, "list": [text], "processed": 1, "total": 2})},
+    )
+    scene.conn.execute(
+        "INSERT INTO dl_job_events (job_id, queue, kind, payload)"
+        " SELECT job_id, %(t)s, kind, %(doc)s FROM dl_jobs, unnest(ARRAY['backoff', 'failed', 'note', %(t)s]) AS kind",
+        {"t": text, "doc": json.dumps({text: text, "error": text, "by": text, "reason": text, "worker": text})},
+    )
+    scene.conn.execute("UPDATE dl_workers SET host = %(t)s, queue = %(t)s, state = %(t)s", {"t": text})
+    operations.pause(scene.conn, text, text)
 
 
-def test_a_hostile_text_is_inert_on_every_page(hostile: Hostile) -> None:
-    text, scene, visitor, jobs = hostile
+@pytest.mark.parametrize("text", TEXTS, ids=range(3))
+def test_a_hostile_text_is_inert_on_every_page(lend: Any, visit: Callable[[str], Visitor], text: str) -> None:
+    """Also in suggestions and previews, which htmx puts into the page beside the part that is refreshed."""
     name = quote(text, safe="")
-    filters = "&".join(f"{field}={name}" for field in ("queue", "task", "lock_key", "producer"))
-    paths = ["/", "/jobs", "/workers", f"/queues/{name}", *(f"/jobs/{job}" for job in jobs), f"/jobs?{filters}"]
-    for path in paths:
-        page = visitor.go(path)
-        visitor.refreshed()
-        assert is_inert(page, visitor.address), path
-    page = visitor.go(f"/queues/{name}")
-    assert text[:12] in page.title()
-    for label, message in (("Resume", "goes on"), ("Pause", "paused"), ("Requeue all dead", "2 jobs queued again")):
-        visitor.press(label)
-        expect(page.locator("#flash")).to_contain_text(message)
-        assert is_inert(page, visitor.address), label
-    assert scene.status(scene.dead) == "queued"
-    visitor.expected |= {"400", "404", "405"}
-    for path in (f"/jobs?since={name}", f"/jobs?after={name}", f"/jobs?sort={name}&status={name}", f"/jobs/{name}"):
-        assert is_inert(visitor.go(path), visitor.address), path
-    page.evaluate("(path) => htmx.ajax('POST', path, {source: '#live', target: '#flash'})", f"/queues/{name}/{name}")
-    assert not [url for url, _ in visitor.asked if url.endswith("/x")]
+    with lend() as dsn, served(dsn) as address, closing(Scene(dsn, address)) as scene, visit(address) as visitor:
+        put_everywhere(scene, text)
+        jobs = (scene.running, scene.waiting, scene.dead, scene.retry, scene.scheduled, scene.done, scene.orphan)
+        filters = "&".join(f"{field}={name}" for field in ("queue", "task", "lock_key", "producer"))
+        paths = ["/", "/jobs", "/workers", *(f"/jobs/{job}" for job in jobs), f"/jobs?{filters}", f"/queues/{name}"]
+        for path in paths:
+            page = visitor.go(path)
+            visitor.refreshed()
+            assert is_inert(page, address), path
+        assert text[:12] in page.title()
+        for label, message in (("Resume", "goes on"), ("Pause", "paused"), ("Requeue all dead", "2 jobs queued again")):
+            visitor.press(label)
+            expect(page.locator("#flash")).to_contain_text(message)
+            assert is_inert(page, address), label
+        assert scene.status(scene.dead) == "queued"
 
+        scene.end(scene.dead, "failed")
+        scene.conn.execute("UPDATE dl_jobs SET lock_key = %s WHERE status <> 'running'", (text,))
+        page = visitor.go(f"/jobs?queue={name}")
+        with page.expect_response(lambda answer: "/search/suggestions" in answer.url):
+            page.locator("#search").fill(text[:4])
+        options = page.locator("#suggestions option")
+        expect(options).not_to_have_count(0)
+        assert any(text[:12] in str(each.get_attribute("value")) for each in options.all())
+        page.get_by_role("button", name="Select all that match").click()
+        page.locator("[data-order=requeue]").click()
+        page.locator("#order").get_by_role("button", name="Requeue").click()
+        expect(page.locator("#order")).to_contain_text("queued again")
+        assert is_inert(page, address)
+        assert scene.status(scene.dead) == "queued"
 
-def test_a_hostile_text_is_inert_where_jobs_are_sought_and_ordered(hostile: Hostile) -> None:
-    """The suggestions and the preview are parts that htmx puts into the page beside the one that is refreshed."""
-    text, scene, visitor, _ = hostile
-    scene.conn.execute("UPDATE dl_jobs SET lock_key = %s WHERE status <> 'running'", (text,))
-    page = visitor.go(f"/jobs?queue={quote(text, safe='')}")
-    with page.expect_response(lambda answer: "/search/suggestions" in answer.url):
-        page.locator("#search").fill(text[:4])
-    expect(page.locator("#suggestions option")).not_to_have_count(0)
-    assert any(text[:12] in str(each.get_attribute("value")) for each in page.locator("#suggestions option").all())
-    assert is_inert(page, visitor.address)
-    page.get_by_role("button", name="Select all that match").click()
-    page.locator("[data-order=requeue]").click()
-    page.locator("#order").get_by_role("button", name="Requeue").click()
-    expect(page.locator("#order")).to_contain_text("queued again")
-    assert is_inert(page, visitor.address)
-    assert scene.status(scene.dead) == "queued"
+        visitor.expected |= {"400", "404", "405"}
+        for path in (f"/jobs?since={name}", f"/jobs?after={name}", f"/jobs?sort={name}&status={name}", f"/jobs/{name}"):
+            assert is_inert(visitor.go(path), address), path
+        order = f"/queues/{name}/{name}"
+        page.evaluate("(path) => htmx.ajax('POST', path, {source: '#live', target: '#flash'})", order)
+        assert not [url for url, _ in visitor.asked if url.endswith("/x")]
 
 
 WISHES = [

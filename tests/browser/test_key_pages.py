@@ -2,34 +2,27 @@
 
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-from browsing import Visitor, served
-from hands import Worker, enqueue
+from browsing import Placed, Visitor, placed
+from hands import enqueue
 from playwright.sync_api import expect
 
-from dataloader.queue import db, operations
-
-
-class Orders(NamedTuple):
-    conn: db.Connection
-    address: str
+from dataloader.queue import operations
 
 
 @pytest.fixture(scope="module")
-def scene(chromium: Any, lend: Any) -> Iterator[Orders]:
+def scene(chromium: Any, lend: Any) -> Iterator[Placed]:
     """An ordered queue with a failing head and a dead job, and the dashboard on it."""
-    with lend() as dsn, served(dsn) as address, db.connect(dsn, name="scene", schema="public") as conn:
-        operations.set_order(conn, "orders", "test", ordered=True)
-        worker = Worker(dsn, "host:1:boot")
-        for key, verb in (("order-7", "fail"), ("order-7", "retry")):
-            enqueue(conn, queue="orders", lock_key=key, args={"version": 1, "state": "paid"})
-            worker.finish(worker.take("orders"), verb, error="ConnectionError: no answer", delay_sec=600.0)
+    with placed(lend) as scene:
+        operations.set_order(scene.conn, "orders", "test", ordered=True)
+        for verb in ("fail", "retry"):
+            scene.ended(verb, "orders", lock_key="order-7", args={"version": 1, "state": "paid"})
         for number in range(60):
-            enqueue(conn, queue="orders", lock_key="order-7" if number % 2 else f"order-{number}", args={"n": number})
-        yield Orders(conn, address)
-        worker.conn.close()
+            key = "order-7" if number % 2 else f"order-{number}"
+            enqueue(scene.conn, queue="orders", lock_key=key, args={"n": number})
+        yield scene
 
 
 def test_from_a_queue_to_a_key_and_to_its_jobs(visitor: Visitor) -> None:
@@ -50,7 +43,7 @@ def test_from_a_queue_to_a_key_and_to_its_jobs(visitor: Visitor) -> None:
     expect(page.locator("h1")).to_have_text("order-7")
 
 
-def test_the_form_of_a_queue_sets_its_order_once_asked(visitor: Visitor, scene: Orders) -> None:
+def test_the_form_of_a_queue_sets_its_order_once_asked(visitor: Visitor, scene: Placed) -> None:
     def settings() -> list[Any]:
         found = operations.settings(scene.conn, "steered")
         return [found[name] for name in operations.ORDER]

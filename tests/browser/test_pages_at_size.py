@@ -20,38 +20,37 @@ BUSY = "htmx:error: timeout"  # a refresh beside axe-core on a busy machine
 MOST_MS = 20_000.0  # tells a page that hangs; the bound for 1,000,000 jobs is that of the program
 
 
-class Farm:
-    def __init__(self, server: str, found: list[Address]) -> None:
-        self.server, self.found = server, found
-
-
 @pytest.fixture(scope="module")
-def farm(lend: Any) -> Iterator[Farm]:
+def farm(lend: Any) -> Iterator[tuple[str, list[Address]]]:
+    """A dashboard, and the addresses of its pages."""
     with lend() as dsn:
         history = History(dsn, JOBS)
         with running(dsn) as app:
             found = addresses(app, history.job_ids)
         with served(dsn) as server:
-            yield Farm(server, found)
+            yield server, found
 
 
-def test_every_get_answers(farm: Farm) -> None:
-    timed = measured(urlsplit(farm.server).port or 0, farm.found, rounds=1, every_sec=0)
-    assert faults(timed, MOST_MS) == []
+def test_every_get_answers(farm: tuple[str, list[Address]]) -> None:
+    server, found = farm
+    assert faults(measured(urlsplit(server).port or 0, found, rounds=1, every_sec=0), MOST_MS) == []
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_page_is_sound_by_day_by_night_and_on_a_phone(farm: Farm, chromium: Any, part: int) -> None:
+def test_every_page_is_sound_by_day_by_night_and_on_a_phone(
+    farm: tuple[str, list[Address]], chromium: Any, part: int
+) -> None:
     """One page of each route, with hostile texts where it has some, and a job in each state."""
-    hostile_last = sorted(farm.found, key=lambda each: "%3C" in each.path or "hostile" in each.path)
+    server, found = farm
+    hostile_last = sorted(found, key=lambda each: "%3C" in each.path or "hostile" in each.path)
     chosen = {each.name if each.route == "/jobs/<uuid:job_id>" else each.route: each
               for each in hostile_last if each.is_page}  # fmt: skip
     assert len(chosen) > 20
-    found = looked_at(chromium, farm.server, [*chosen.values()][part::PARTS], LOOKS, None)
-    assert [fault for fault in found if BUSY not in fault] == []
+    seen = looked_at(chromium, server, [*chosen.values()][part::PARTS], LOOKS, None)
+    assert [fault for fault in seen if BUSY not in fault] == []
 
 
-def test_a_route_that_nobody_can_ask_for_is_named(farm: Farm, dsn: str) -> None:
+def test_a_route_that_nobody_can_ask_for_is_named(dsn: str) -> None:
     with running(dsn) as app:
         app.add_url_rule("/tags/<tag>", "tags", lambda tag: tag)
         with pytest.raises(Unknown, match="/tags/<tag>: say in VALUES what to ask for as tag"):

@@ -1,38 +1,28 @@
 """The page of a backfill in a browser."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-from browsing import Visitor, served
-from hands import Worker
+from browsing import Placed, Visitor, placed
 from playwright.sync_api import expect
 
-from dataloader.queue import db
 from dataloader.queue.plans import backfills, new_backfill
 
 DAYS = {"since": "2026-01-01", "until": "2026-05-31", "step": "day"}
 
 
-class Plans(NamedTuple):
-    """A database with a backfill, and the dashboard on it."""
-
-    conn: db.Connection
-    address: str
-
-
 @pytest.fixture(scope="module")
-def scene(chromium: Any, lend: Any) -> Iterator[Plans]:
-    with lend() as dsn, served(dsn) as address, db.connect(dsn, name="scene", schema="public") as conn:
+def scene(chromium: Any, lend: Any) -> Iterator[Placed]:
+    """A backfill of which some partitions have ended, and one runs."""
+    with placed(lend) as scene:
         new = {"name": "rates", "task": "load", "queue": "fills", "max_running": 3, **DAYS}
-        backfills.add(conn, new_backfill.checked(new), "me")
-        assert backfills.tick(conn)
-        worker = Worker(dsn, "host:1:boot")
+        backfills.add(scene.conn, new_backfill.checked(new), "me")
+        assert backfills.tick(scene.conn)
         for verb in ("succeed", "fail", "succeed"):
-            worker.finish(worker.take("fills"), verb, error="no answer")
-        worker.take("fills")
-        yield Plans(conn, address)
-        worker.conn.close()
+            scene.worker.finish(scene.worker.take("fills"), verb, error="no answer")
+        scene.worker.take("fills")
+        yield scene
 
 
 def test_a_cell_of_the_calendar_leads_to_the_job_of_its_day(visitor: Visitor) -> None:

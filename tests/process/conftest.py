@@ -6,9 +6,7 @@ from pathlib import Path
 import farming
 import pytest
 from farming import Farm
-from servers import Database, root, serving
-
-from dataloader.queue import migrations
+from servers import Database, with_queue
 
 # These have other marks. In all other files programs are killed, reloaded, cut off, filled or watched.
 NO_FARMS = {
@@ -35,8 +33,7 @@ def farm(own_db: str, tmp_path: Path) -> Iterator[Farm]:
 @pytest.fixture
 def database() -> Iterator[Database]:
     """A server of the test's own with the project's schema."""
-    with root() as folder, serving(folder) as database:
-        migrations.migrate(database.dsn, schema="public")
+    with with_queue() as database:
         yield database
 
 

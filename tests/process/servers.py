@@ -16,6 +16,7 @@ from farming import on_all, titled, until
 from psycopg.conninfo import make_conninfo
 
 from dataloader import embedded
+from dataloader.queue import migrations
 
 # Commits must outlive the server's process (synchronous_commit), not the machine (fsync).
 SETTINGS = {
@@ -109,6 +110,14 @@ def serving(folder: Path, **settings: str) -> Iterator[Database]:
         yield database
     finally:
         database.server.stop()
+
+
+@contextmanager
+def with_queue(**settings: str) -> Iterator[Database]:
+    """A server with the project's schema."""
+    with root() as folder, serving(folder, **settings) as database:
+        migrations.migrate(database.dsn, schema="public")
+        yield database
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import psutil
 import psycopg
 import pytest
 from farming import Farm, answers, until
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
 from dataloader.api.web import tokens
 
@@ -93,18 +93,17 @@ class Watched:
         self.programs = [farm.start(name, **self.env) for name in ("workers", "reaper", "api")]
 
     def _settings(self) -> dict[str, str]:
+        put = self.canaries.put
         entries = [
             tokens.entry(token, f"token-{number}", ["read", "trigger", "operate"])
             for number, token in enumerate((self.token, self.cookie))
         ]
         return {
-            "DL_DB_DSN": self._dsn("DL_DB_DSN"),
-            "DL_TARGET_DSN": self._dsn("DL_TARGET_DSN"),
-            "PG_PASSWORD": self.canaries.put("PG_PASSWORD"),
+            **{name: make_conninfo(self.farm.dsn, password=put(name)) for name in ("DL_DB_DSN", "DL_TARGET_DSN")},
+            "PG_PASSWORD": put("PG_PASSWORD"),
             "DL_API_TOKENS": f"[{', '.join(entries)}]",
             "DL_TOKEN": self.token,
             "DL_URL": f"http://127.0.0.1:{self.port}",
-            "APP_HOST": "127.0.0.1",
             "APP_PORT": str(self.port),
             "DL_PIPELINES": "farm_pipelines,canary_pipelines",
             "WORKERS_JSON": json.dumps([{"queue": QUEUE, "concurrency": 2}]),
@@ -112,9 +111,6 @@ class Watched:
             "DEBUG": "1",
             **{name: str(self.folder) for name in ("LOG_PATH", "METRIC_PATH", "AUDIT_LOG_PATH")},
         }
-
-    def _dsn(self, place: str) -> str:
-        return make_conninfo(**(conninfo_to_dict(self.farm.dsn) | {"password": self.canaries.put(place)}))
 
     def job(self, end: str, **more: Any) -> UUID:
         """A job that is told everything, and ends so."""
@@ -148,13 +144,20 @@ class Watched:
         assert "Traceback" not in done.stderr
         self.left += [("the command line", done.stdout), ("the command line's stderr", done.stderr)]
 
-    def look_at_titles(self) -> None:
+    def look_at_processes(self) -> None:
+        """Look at their titles and sessions."""
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
                 self.left.append((f"title of {process.pid}", f"{process.name()} {process.cmdline()}"))
+        ours = "FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'dl-%%'"
+        sessions = self.farm.rows(f"SELECT application_name || ' ' || query {ours}")
+        assert sessions
+        self.left += [("pg_stat_activity", text) for (text,) in sessions]
 
-    def look_at_rows(self, foreign: UUID) -> None:
-        """Look at the queue's database: at all but args, progress and the rows that another service has written."""
+    def look_at_what_stays(self, foreign: UUID) -> None:
+        """Look at the files, and at all but args, progress and the rows that another service has written."""
+        files = [path for path in self.farm.folder.rglob("*") if path.is_file()]
+        self.left += [(path.name, path.read_text(errors="replace")) for path in files]
         of_jobs = (
             "(SELECT job_id, kind, payload - 'progress' FROM dl_job_events)",
             "(SELECT job_id, to_jsonb(j) - '{args,progress}'::text[] FROM dl_jobs j)",
@@ -164,17 +167,6 @@ class Watched:
             self.left += [(table, row[0]) for row in rows]
         for table in ("dl_workers", "dl_queues", "dl_totals", "dl_pace", "dl_job_logs", "dl_spans", "dl_tasks"):
             self.left += [(table, row[0]) for row in self.farm.rows(f"SELECT x::text FROM {table} x")]
-
-    def look_at_sessions(self) -> None:
-        ours = "FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'dl-%%'"
-        rows = self.farm.rows(f"SELECT application_name || ' ' || query {ours}")
-        assert rows
-        self.left += [("pg_stat_activity", row[0]) for row in rows]
-
-    def look_at_files(self) -> None:
-        """Logs, and whatever else lies in its folders."""
-        files = [path for path in self.farm.folder.rglob("*") if path.is_file()]
-        self.left += [(path.name, path.read_text(errors="replace")) for path in files]
 
 
 class _Stays(urllib.request.HTTPRedirectHandler):
@@ -261,17 +253,6 @@ def everything_is_asked_wrongly(watched: Watched, job: UUID) -> None:
     watched.ask(f"/api/v1/jobs/{job}/cancel", "POST", f'{{"force": "{token("a bad flag")}"}}'.encode(), **kind)
 
 
-def _logged(watched: Watched) -> str:
-    return (watched.folder / "dataloader.log").read_text()
-
-
-def _cancel(watched: Watched, job: UUID) -> None:
-    """By HTTP, while its pipeline says what it knows."""
-    body = {"Content_Type": "application/json"}
-    assert watched.ask(f"/api/v1/jobs/{job}/cancel", "POST", b"{}", **body).startswith("200")
-    watched.farm.wait(job, "canceled")
-
-
 def commands(jobs: dict[str, UUID]) -> Iterator[str]:
     for way in ("", " --direct"):
         yield "jobs --json" + way
@@ -304,25 +285,23 @@ def test_j4_no_canary_leaves(farm: Farm, free_port: int) -> None:
     for name in (*ends, "triggered"):
         farm.wait(jobs[name], "succeeded", "failed", "lost")
     farm.begun(jobs["spin"])
-    watched.look_at_titles()
-    watched.look_at_sessions()
+    watched.look_at_processes()
     with psycopg.connect(farm.dsn) as slow:
         slow.execute(f"SELECT 1 /* ALTER ROLE u PASSWORD '{watched.canaries.put('a statement')}' */")
         watched.run(list(commands(jobs)))
         everything_is_read(watched, jobs)
     everything_is_asked_wrongly(watched, jobs["spin"])
     watched.programs[0].signal(signal.SIGTTIN)
-    until(lambda: "supervisor.worker.stacks" in _logged(watched), "the workers' stacks")
-    _cancel(watched, jobs["spin"])
+    log = watched.folder / "dataloader.log"
+    until(lambda: "supervisor.worker.stacks" in log.read_text(), "the workers' stacks")
+    cancel = f"/api/v1/jobs/{jobs['spin']}/cancel"
+    assert watched.ask(cancel, "POST", b"{}", Content_Type="application/json").startswith("200")
+    farm.wait(jobs["spin"], "canceled")
     everything_is_read(watched, jobs)
     assert [program.stop() for program in watched.programs] == [0, 0, 0]
-    watched.look_at_rows(jobs["foreign"])
-    watched.look_at_files()
-    leaks: dict[str, list[str]] = {}
-    for where, text in watched.left:
-        for place in watched.canaries.seen(text):
-            leaks.setdefault(place, []).append(where)
-    assert not {place: sorted(set(where))[:10] for place, where in leaks.items()}
+    watched.look_at_what_stays(jobs["foreign"])
+    leaks = {(place, where) for where, text in watched.left for place in watched.canaries.seen(text)}
+    assert sorted(leaks) == []
     assert len(watched.left) > 150
     returned = next(text for where, text in watched.left if where == f"GET /api/v1/jobs/{jobs['succeed']}/result")
     assert '"note":"*** ***' in returned

@@ -3,11 +3,9 @@
 import os
 import re
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import UUID
 
@@ -15,7 +13,7 @@ import psutil
 import psycopg
 import pytest
 from farming import Farm, LongJob, farm_on, on_all, status, until
-from servers import FAST, IMMEDIATE, Database, given_programs, root, serving
+from servers import FAST, IMMEDIATE, Database, given_programs
 
 from dataloader import embedded
 from dataloader.queue import db, migrations
@@ -81,35 +79,35 @@ def test_a7_an_outage_longer_than_the_leases_costs_no_living_worker_its_job(data
     assert not reaper.events("reaper.job.taken")
 
 
-def test_a_database_that_was_restored_to_the_past_is_served_by_the_same_workers(tmp_path: Path) -> None:
+def test_a_database_that_was_restored_to_the_past_is_served_by_the_same_workers(
+    database: Database, served: Farm
+) -> None:
     """Claims that it does not know are dropped with a line, and the runs of its own past are made again."""
-    with root() as folder, serving(folder) as database:
-        migrations.migrate(database.dsn, schema="public")
-        with farm_on(database.dsn, tmp_path) as farm:
-            program = farm.ready(workers=2, pg_connect_timeout=1)
-            workers = {worker.pid for worker in program.workers()}
-            known, witness = LongJob(farm, "known"), LongJob(farm, "witness")
-            database.end(FAST)
-            shutil.copytree(folder / "data", folder / "copy")
-            database.start_again()
-            reconnect(farm)
-            known.ends_well()
-            unknown = LongJob(farm, "unknown", lock_key="u")
-            database.end(IMMEDIATE)
-            shutil.rmtree(folder / "data")
-            (folder / "copy").rename(folder / "data")
-            database.start_again()
-            reconnect(farm)
-            until(lambda: len(farm.sessions("dl-worker")) == 2, "both workers to be back")
-            lost = program.logged("worker.ownership.lost")
-            assert [line["job_id"] for line in lost] == [str(unknown.job_id)]
-            assert farm.rows("SELECT FROM dl_jobs WHERE job_id = %s", unknown.job_id) == []
-            known.has_begun(times=2)
-            farm.succeeds(known.job_id)
-            witness.ends_well()
-            LongJob(farm, "again", lock_key="u").ends_well()
-            assert {worker.pid for worker in program.workers()} == workers
-            assert program.stop() == 0
+    folder = database.server.root
+    program = served.ready(workers=2, pg_connect_timeout=1)
+    workers = {worker.pid for worker in program.workers()}
+    known, witness = LongJob(served, "known"), LongJob(served, "witness")
+    database.end(FAST)
+    shutil.copytree(folder / "data", folder / "copy")
+    database.start_again()
+    reconnect(served)
+    known.ends_well()
+    unknown = LongJob(served, "unknown", lock_key="u")
+    database.end(IMMEDIATE)
+    shutil.rmtree(folder / "data")
+    (folder / "copy").rename(folder / "data")
+    database.start_again()
+    reconnect(served)
+    until(lambda: len(served.sessions("dl-worker")) == 2, "both workers to be back")
+    lost = program.logged("worker.ownership.lost")
+    assert [line["job_id"] for line in lost] == [str(unknown.job_id)]
+    assert served.rows("SELECT FROM dl_jobs WHERE job_id = %s", unknown.job_id) == []
+    known.has_begun(times=2)
+    served.succeeds(known.job_id)
+    witness.ends_well()
+    LongJob(served, "again", lock_key="u").ends_well()
+    assert {worker.pid for worker in program.workers()} == workers
+    assert program.stop() == 0
 
 
 def spend_ids(database: Database) -> None:
@@ -166,28 +164,21 @@ def test_h3_a_server_that_refuses_writes_is_waited_for(database: Database, serve
     assert not reaper.events("reaper.roll.failed")
 
 
-@contextmanager
-def stopped(backend: int) -> Iterator[None]:
-    """This session's process answers nothing in the block; its kernel still takes what it is sent."""
-    os.kill(backend, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(backend, signal.SIGCONT)
-
-
 def test_h2_a_run_whose_session_answers_nothing_goes_on_in_a_new_one(database: Database, served: Farm) -> None:
     """The heartbeat gives up on its own clock. The old session cannot end and keeps the key for us, until it can."""
     program = served.ready(workers=1, dl_claim_backoff_sec=NEVER)
     job = LongJob(served, "long", lock_key="k")
     old = database.backend("dl-worker")
-    with stopped(old):
+    backend = psutil.Process(old)
+    backend.suspend()  # its kernel still takes what it is sent
+    try:
         (lost,) = program.logged("farm.database.lost")
         assert lost["error"].startswith("no answer from the database within")
         program.logged("farm.database.back")
         goes_on(served, job, beats=2)
         assert key_holders(served) == [old]
+    finally:
+        on_all(psutil.Process.resume, [backend])
     until(
         lambda: key_holders(served) == served.sessions("dl-worker", f"pid <> {old}"), "the new session to have the key"
     )

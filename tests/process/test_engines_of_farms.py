@@ -1,11 +1,10 @@
 """`run.dask`, `run.ray` and `run.spark` on a farm, each against a real cluster: what becomes of the program."""
 
-import json
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -13,7 +12,7 @@ from uuid import UUID
 import psutil
 import pytest
 from clusters import Cluster, Dask, Ray, Spark, free_port, spark_home
-from farming import Farm, Program, on_all, until
+from farming import Farm, Program, have_ended, on_all, until
 
 from dataloader.queue import lifecycle, logs, operations
 
@@ -72,6 +71,15 @@ class Engaged:
         """Make the job due, for a crash or an error delays its next run."""
         self.farm.conn.execute("UPDATE dl_jobs SET available_at = now() WHERE job_id = %s", (job,))
 
+    def under_way(self, job: UUID) -> int:
+        """Wait until the job's program and its run have begun; the program's process."""
+        pid = self.begun()
+        self.farm.begun(job)
+        return pid
+
+    def notes(self, job: UUID) -> list[str]:
+        return [note for _, payload in self.farm.journal(job) for note in payload.get("notes", [])]
+
     def succeeded(self, job: UUID) -> dict[str, Any]:
         status = self.farm.wait(job, "succeeded")
         ((result,),) = self.farm.rows("SELECT result FROM dl_results WHERE job_id = %s", job)
@@ -83,24 +91,11 @@ class Engaged:
         self.go()
         return self.succeeded(job)
 
-    def under_way(self, job: UUID) -> int:
-        """Wait until the job's program and its run have begun; the program's process."""
-        pid = self.begun()
-        self.farm.begun(job)
-        return pid
-
-    def notes(self, job: UUID) -> list[str]:
-        return [note for _, payload in self.farm.journal(job) for note in payload.get("notes", [])]
-
-    def log(self, job: UUID) -> str:
-        return "".join(f"{line['text']}\n" for line in logs.page(self.farm.conn, job).rows)
-
 
 def is_alive(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+    with suppress(psutil.NoSuchProcess):
+        return not have_ended([psutil.Process(pid)])
+    return False
 
 
 @on(*ENGINES, quick=("dask", "ray"))
@@ -191,20 +186,6 @@ def is_cleaned_up(it: Engaged, job: UUID, pid: int) -> None:
     assert it.notes(cleanup) == [f"dl-{job}-1 of the canceled job {job} is stopped at it"]
 
 
-@on("dask", "ray")
-def test_the_time_limit_ends_the_program(farm: Farm, cluster: Cluster) -> None:
-    it = Engaged(farm, cluster)
-    it.ready()
-    job = it.enqueue(timeout_sec=8)
-    pid = it.begun()
-    until(lambda: not is_alive(pid), "the program to end")
-    until(lambda: "requeue" in farm.story(job) or "retry" in farm.story(job), "the end of the attempt")
-    assert "timeout: the run took more than 8 s" in str(farm.journal(job))
-    it.hurry(job)
-    it.begun(2)
-    it.ends_well(job)
-
-
 @on(*ENGINES, quick=("dask",))
 def test_a_drain_leaves_the_program_to_the_next_worker(farm: Farm, cluster: Cluster) -> None:
     it = Engaged(farm, cluster)
@@ -256,40 +237,30 @@ def test_an_absent_engine_is_a_clear_error_and_the_next_attempt_goes_on(farm: Fa
     assert len(it.starts()) == 1
 
 
-@contextmanager
-def silence(cluster: Cluster) -> Iterator[None]:
-    """The engine accepts connections in the block, and answers nothing."""
-    silent = cluster.suspend("scheduler" if cluster.engine == "dask" else "dashboard")
-    try:
-        yield
-    finally:
-        on_all(psutil.Process.resume, silent)
-
-
 @on("dask", "ray")
-def test_a_silent_engine_is_waited_for(farm: Farm, cluster: Cluster) -> None:
+def test_a_silent_engine_is_waited_for_and_a_cancellation_that_it_does_not_confirm_is_noted(
+    farm: Farm, cluster: Cluster
+) -> None:
+    """The job ends in time, and says that the program may go on; once the engine answers, the program is stopped."""
     it = Engaged(farm, cluster)
     program = it.ready()
     job = it.enqueue()
     pid = it.under_way(job)
-    with silence(cluster):
-        until(lambda: any("is away" in line["event"] for line in lines(program)), "the worker to know it")
-    assert it.ends_well(job)["attempt"] == 1
-    assert it.starts() == [pid]
-
-
-@on("dask", "ray")
-def test_a_cancellation_that_a_silent_engine_does_not_confirm_is_noted(farm: Farm, cluster: Cluster) -> None:
-    """The job ends in time, and says that the program may go on; once the engine answers, the program is stopped."""
-    it = Engaged(farm, cluster)
-    it.ready()
-    job = it.enqueue()
-    pid = it.under_way(job)
-    with silence(cluster):
+    # The engine accepts connections, and answers nothing.
+    silent = cluster.suspend("scheduler" if cluster.engine == "dask" else "dashboard")
+    try:
+        until(lambda: "is away" in program.log.read_text(), "the worker to know it")
+        on_all(psutil.Process.resume, silent)
+        before = farm.job(job)["progress"]
+        until(lambda: farm.job(job)["progress"] != before, "the program's progress")
+        on_all(psutil.Process.suspend, silent)
         lifecycle.request_cancel(farm.conn, job)
         began = time.monotonic()
         farm.wait(job, "canceled")
         seconds = time.monotonic() - began
+    finally:
+        on_all(psutil.Process.resume, silent)
+    assert it.starts() == [pid]
     is_cleaned_up(it, job, pid)
     assert seconds < 15
     (unconfirmed,) = [note for note in it.notes(job) if "has not confirmed" in note]
@@ -298,40 +269,37 @@ def test_a_cancellation_that_a_silent_engine_does_not_confirm_is_noted(farm: Far
 
 
 @on(*ENGINES)
-def test_a_program_that_fails_fails_its_job_with_its_last_lines(farm: Farm, cluster: Cluster) -> None:
+def test_what_the_end_of_a_program_means_for_its_job(farm: Farm, cluster: Cluster) -> None:
     """Each attempt starts the program anew. Spark writes the standard error of a program to its own log."""
-    it = Engaged(farm, cluster)
-    it.ready()
-    job = it.enqueue("fails", max_attempts=2)
-    it.begun()
+    late, fails, done = (Engaged(farm, cluster, name) for name in ("late", "fails", "done"))
+    late.ready()
+    job = late.enqueue(timeout_sec=8)
+    pid = late.begun()
+    until(lambda: not is_alive(pid), "the program to end")
+    until(lambda: "requeue" in farm.story(job) or "retry" in farm.story(job), "the end of the attempt")
+    assert "timeout: the run took more than 8 s" in str(farm.journal(job))
+    late.hurry(job)
+    late.begun(2)
+    late.ends_well(job)
+
+    job = fails.enqueue("fails", max_attempts=2)
     until(lambda: farm.job(job)["error"], "the error")
-    it.hurry(job)
+    fails.hurry(job)
     error = str(farm.wait(job, "failed")["error"])
     words = ["the driver is FAILED; its last lines:\nhalf way"]
     words = words if cluster.engine == "spark" else ["ProgramFailed", "half way", "ValueError: bad luck"]
     assert [word for word in words if word not in error] == []
-    assert len(it.starts()) == 2
+    assert len(fails.starts()) == 2
 
-
-@on("dask", "ray")
-def test_the_output_is_the_jobs_log_and_a_job_that_succeeded_begins_anew(farm: Farm, cluster: Cluster) -> None:
-    """Its lines are the job's log, once; progress and result are no lines."""
-    it = Engaged(farm, cluster)
-    it.ready()
-    job = it.enqueue(args={"sec": 2})
-    it.succeeded(job)
-    log = it.log(job)
-    assert log.count("counted 3\n") == 1
-    assert json.dumps({"processed": 3, "total": 6000}) not in log
-    assert '"result"' not in log
-    assert farm.rows("SELECT checkpoint FROM dl_checkpoints") == [(None,)]
+    job = done.enqueue(args={"sec": 2})
+    done.succeeded(job)
+    if cluster.engine != "spark":
+        log = [line["text"] for line in logs.page(farm.conn, job).rows]
+        assert log.count("counted 3") == 1
+        assert not [line for line in log if "processed" in line or '"result"' in line], "these are no lines of it"
     operations.change(farm.conn, "requeue", [job], "test")
-    it.begun(2)  # a job that has succeeded begins anew
-    it.succeeded(job)
-
-
-def lines(program: Program) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in program.log.read_text().splitlines() if line.startswith("{")]
+    done.begun(2)  # a job that has succeeded begins anew
+    done.succeeded(job)
 
 
 @on("dask")

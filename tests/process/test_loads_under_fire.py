@@ -9,14 +9,14 @@ import random
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any, NamedTuple
 
 import psycopg
 import pyarrow
 import pytest
 from farming import Farm, farm_on, until
-from link import AFTER, BEFORE, Link
+from link import AFTER, BEFORE, Link, linked
 from psycopg.conninfo import make_conninfo
 from pyarrow import parquet
 from servers import FAST, IMMEDIATE, Database, root, serving
@@ -164,22 +164,14 @@ def fire(module_db: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[F
         database.admin("SET ROLE dataloader", "CREATE SCHEMA crm", f"CREATE TABLE crm.orders AS {orders}")
         with psycopg.connect(database.dsn) as conn:
             state.create(conn, state.TABLE)
-        link = Link(folder / "link", database.dsn)
-        try:
-            farm.ready(
-                workers=1,
-                dl_pipelines="fire_pipelines",
-                dl_data_dir=folder,
-                dl_target_dsn=link.dsn,
-                dl_source_crm=make_conninfo(link.dsn, options="-c search_path=crm"),
-            )
+        with linked(database.dsn) as link, closing(farm):
+            crm = make_conninfo(link.dsn, options="-c search_path=crm")
+            targets = {"dl_data_dir": folder, "dl_target_dsn": link.dsn, "dl_source_crm": crm}
+            farm.ready(workers=1, dl_pipelines="fire_pipelines", **targets)
             fire = Fire(database, link, farm)
             fire.undisturbed(Case(0, 1, is_new=True))  # the first run of all makes the table of the fence
             fire.calm.clear()
             yield fire
-        finally:
-            farm.close()
-            link.close()
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

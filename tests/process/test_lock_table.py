@@ -7,9 +7,9 @@ from pathlib import Path
 import psycopg
 import pytest
 from farming import Farm, farm_on, until
-from servers import root, serving
+from servers import with_queue
 
-from dataloader.queue import enqueue, migrations
+from dataloader.queue import enqueue
 from dataloader.queue.enqueue import NewJob
 
 SMALL = {"max_locks_per_transaction": "10", "max_connections": "40", "max_prepared_transactions": "10"}
@@ -20,8 +20,7 @@ HELD = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
 @pytest.fixture(scope="module")
 def small_server() -> Iterator[str]:
     """A server whose lock table is small, with the project's schema."""
-    with root() as folder, serving(folder, **SMALL) as database:
-        migrations.migrate(database.dsn, schema="public")
+    with with_queue(**SMALL) as database:
         yield database.dsn
 
 

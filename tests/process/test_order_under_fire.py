@@ -13,7 +13,7 @@ from uuid import UUID
 import psutil
 import psycopg
 import pytest
-from farming import Farm, Program, until
+from farming import Farm, Program, farm_on, until
 from judge import side_by_side
 from servers import FAST, IMMEDIATE, Database
 from test_database_faults import reconnect
@@ -114,8 +114,7 @@ class Fire:
 
 @pytest.mark.parametrize("merge", [True, False], ids=["merged", "ordered"])
 def test_the_order_of_each_key_stands_whatever_fails(database: Database, tmp_path: Path, merge: bool) -> None:
-    farm = Farm(database.dsn, tmp_path)
-    try:
+    with farm_on(database.dsn, tmp_path) as farm:
         operations.set_order(farm.conn, "fire", "test", ordered=True, merge=merge)
         fire = Fire(database, farm, seed=random.randrange(10**6))
         fire.rage()
@@ -126,5 +125,3 @@ def test_the_order_of_each_key_stands_whatever_fails(database: Database, tmp_pat
         assert farm.rows(AFTER_SUCCESS) == []
         calls = map(json.loads, fire.notes.read_text().splitlines())
         assert side_by_side((call["key"], call["began"], call["ended"]) for call in calls) == []
-    finally:
-        farm.close()

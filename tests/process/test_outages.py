@@ -4,9 +4,9 @@ import itertools
 import json
 import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ from uuid import UUID
 import psutil
 import psycopg
 import pytest
-from farming import LOST, Farm, Program, until
+from farming import LOST, Farm, Program, ended_lines, until
 from judge import illegal
-from link import AFTER, BEFORE, REFUSES, SILENT, Cell, Link
+from link import AFTER, BEFORE, REFUSES, SILENT, Cell, Link, linked
 
 from dataloader.farm.heartbeat import LONG_SEC
 from dataloader.queue.plans import new_schedule, schedules
@@ -54,6 +54,20 @@ SELECT FROM dl_jobs j WHERE job_id = ANY(%s) AND NOT EXISTS (
   SELECT FROM dl_job_events e WHERE e.job_id = j.job_id AND kind = 'heartbeat'
      AND ts > started_at + %s * interval '1 s')
 """
+
+
+OPEN = "SELECT to_jsonb(j) - 'args' FROM dl_jobs j WHERE job_id = ANY(%s) AND status IN ('queued', 'running')"
+
+
+# Who has claimed or renewed, or shown a farm's workers, since a time, and how many seconds after it.
+WORKED = """
+SELECT coalesce(payload ->> 'worker', (SELECT p.payload ->> 'worker' FROM dl_job_events p
+           WHERE p.job_id = e.job_id AND p.kind = 'picked' AND p.event_id < e.event_id
+           ORDER BY p.event_id DESC LIMIT 1)),
+       extract(epoch FROM min(ts) - %s)::float8
+  FROM dl_job_events e WHERE kind IN ('picked', 'heartbeat') AND ts > %s GROUP BY 1
+"""
+SHOWN = "SELECT farm, extract(epoch FROM max(seen_at) - %s)::float8 FROM dl_workers WHERE seen_at > %s GROUP BY 1"
 STEP = "FROM dl_step"  # the claim and the end of a run: many cases pass through one statement
 
 
@@ -111,28 +125,23 @@ class Outages:
         return {Cell(role, text, side) for role, text in common for side in (BEFORE, AFTER)}
 
     def have_ended(self, jobs: Sequence[UUID]) -> None:
-        left = "SELECT FROM dl_jobs WHERE job_id = ANY(%s) AND status IN ('queued', 'running')"
-        self.wait("the jobs to end", jobs, lambda: not self.farm.rows(left, list(jobs)))
+        self.wait("the jobs to end", jobs, lambda: not self.farm.rows(OPEN, list(jobs)))
 
     def wait(self, what: str, jobs: Sequence[UUID], question: Callable[[], object]) -> None:
-        """Wait until the answer is true; else tell what the jobs that have not ended came to, and the last cuts."""
+        """Wait until the answer is true; else tell the last cuts, and what the jobs that have not ended came to."""
         try:
             until(question, what, 6 * BACK_SEC)
         except AssertionError as e:
-            story = [f"{e}; the last cuts:", *map(str, self.link.hit[-9:]), "the jobs that have not ended:"]
-            for job in jobs:
-                row = self.farm.rows("SELECT to_jsonb(j) - 'args' FROM dl_jobs j WHERE job_id = %s", job)[0][0]
-                if row["status"] in ("queued", "running"):
-                    story.append(f"{row} {[kind for kind, _ in self.farm.journal(job)][-9:]}")
-            story += [line for each in self.programs for line in each.log.read_text().splitlines()[-4:]]
-            raise AssertionError("\n".join(story)) from None
+            rows = self.farm.rows(OPEN, list(jobs))
+            story = [e, "the last cuts:", *self.link.hit[-9:], "the jobs that have not ended:", *rows]
+            raise AssertionError("\n".join(map(str, story))) from None
 
     def one(self, seconds: float, how: str, cells: set[Cell]) -> None:
         """One outage, at as many of these cells as there are processes; runs end before, in and after it."""
         number = next(self._count)
         before, during, after = (self.farm.folder / f"{when}-{number}" for when in ("before", "during", "after"))
         runs = [job for go in (before, during, after) for job in self.add(ALL_WORKERS // 3, go=go, key=go.stem[0])]
-        self.wait("the runs to begin", runs, lambda: self.begun() >= set(runs))
+        self.wait("the runs to begin", runs, lambda: {job for word, job, _, _ in self.notes()} >= set(runs))
         if number % 3 == 0:  # a worker sends UNLISTEN with such a beat, so it will LISTEN again
             self.wait("the runs to be long", runs, lambda: not self.farm.rows(WITHOUT_LATE_BEAT, runs, 2 * LONG_SEC))
         hits = len(self.link.hit)
@@ -161,32 +170,17 @@ class Outages:
 
     def worked(self, since: datetime) -> dict[str, float]:
         """The workers that have claimed or renewed since then: how many seconds after it they first did."""
-        found = self.farm.rows(
-            "SELECT coalesce(payload ->> 'worker', (SELECT p.payload ->> 'worker' FROM dl_job_events p"
-            " WHERE p.job_id = e.job_id AND p.kind = 'picked' AND p.event_id < e.event_id"
-            " ORDER BY p.event_id DESC LIMIT 1)), extract(epoch FROM min(ts) - %s)::float8"
-            " FROM dl_job_events e WHERE kind IN ('picked', 'heartbeat') AND ts > %s GROUP BY 1",
-            since,
-            since,
-        )
-        return dict(found)
+        return dict(self.farm.rows(WORKED, since, since))
 
     def shown(self, since: datetime) -> dict[str, float]:
         """The same of the keepers, which show their farms' workers."""
-        found = self.farm.rows(
-            "SELECT farm, extract(epoch FROM max(seen_at) - %s)::float8 FROM dl_workers WHERE seen_at > %s GROUP BY 1",
-            since,
-            since,
-        )
-        return dict(found)
+        return dict(self.farm.rows(SHOWN, since, since))
 
     def notes(self) -> list[tuple[str, UUID, str, float]]:
         """The notes of the runs: begin, end or stop; the job; its key; when."""
-        lines = [line.split() for line in self.witness.read_text().splitlines()]
+        self.witness.touch()
+        lines = map(str.split, ended_lines(self.witness))
         return [(word, UUID(job), key, float(at)) for word, job, key, _, _, at in lines]
-
-    def begun(self) -> set[UUID]:
-        return {job for word, job, _, _ in self.notes() if word == "begin"} if self.witness.exists() else set()
 
     def judge(self) -> None:
         """Every job has succeeded once, at its first counted attempt, as its own notes say, and keys exclude."""
@@ -200,40 +194,30 @@ class Outages:
             assert kinds.count("done") == 1, (job_id, kinds)
             assert words[job_id]["end"] == 1, (job_id, kinds, words[job_id])
             assert words[job_id]["begin"] == 1 + words[job_id]["stop"], (job_id, kinds, words[job_id])
-        assert at_once(notes) == []
+        by_key = sorted((key, at, word) for word, _, key, at in notes)
+        side_by_side = [
+            (before, after)
+            for before, after in itertools.pairwise(by_key)
+            if before[0] == after[0] and before[2] == after[2] == "begin"
+        ]
+        assert side_by_side == [], "runs that began before the end of another one of their key"
         lost = [event for reaper in self.reapers for event in reaper.events("reaper.job.taken")]
         assert not lost, "the reapers leave the jobs of living workers alone"
         limit = BACK_SEC + 20 * self.calm_sec  # on a machine where a calm claim is late, so are the others
         assert max(self.late) < limit, sorted(self.late)[-5:]
 
 
-def at_once(notes: Sequence[tuple[str, UUID, str, float]]) -> list[Any]:
-    """The runs that began before the end of another one of their key."""
-    by_key = defaultdict(list)
-    for word, _, key, at in sorted(notes, key=lambda note: note[3]):
-        by_key[key].append((word, at))
-    return [
-        (key, before, after)
-        for key, words in by_key.items()
-        for before, after in itertools.pairwise(words)
-        if before[0] == after[0] == "begin"
-    ]
-
-
-@contextmanager
-def outages(farm: Farm, lease: int) -> Iterator[Outages]:
-    """Farms behind a link to the database of `farm`, with leases of so many seconds."""
-    link = Link(farm.folder / "link", farm.dsn)
-    try:
-        yield Outages(farm, link, lease)
-    finally:
-        farm.close()
-        link.close()
-
-
-def grid(farm: Farm, *seconds: float, reapers: bool = True) -> None:
+@pytest.mark.longest
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("seconds", "reapers"), [((0.4, 1.5), True), ((LEASE + 1.0,), False)], ids=["of a period", "of a lease"]
+)
+def test_outages_shorter_and_longer_than_a_period_or_a_lease(
+    farm: Farm, seconds: tuple[float, ...], reapers: bool
+) -> None:
     """Outages of these lengths in turn at each common statement, before and after it; `reapers`: at theirs too."""
-    with outages(farm, LONG_LEASE if max(seconds) < LEASE else LEASE) as trial:
+    with linked(farm.dsn) as link, closing(farm):
+        trial = Outages(farm, link, LONG_LEASE if max(seconds) < LEASE else LEASE)
         cells = trial.learn()
         steps = {cell for cell in cells if STEP in cell.statement}
         of_reapers = {cell for cell in cells if cell.role == "dl-reaper"}
@@ -245,22 +229,10 @@ def grid(farm: Farm, *seconds: float, reapers: bool = True) -> None:
             more = steps if number % 2 else set()
             sec, how = seconds[number // 2 % len(seconds)], (REFUSES, SILENT)[number % 2]
             trial.one(sec, how, left | more | (set() if reapers else of_reapers))
-            left -= set(trial.link.hit)
-        print(f"{number} outages, {len(set(trial.link.hit))} cells; late by up to {max(trial.late):.2f} s")
+            left -= set(link.hit)
+        print(f"{number} outages, {len(set(link.hit))} cells; late by up to {max(trial.late):.2f} s")
         assert not left, list(map(str, left))
         trial.judge()
-
-
-@pytest.mark.longest
-@pytest.mark.timeout(900)
-def test_outages_shorter_and_longer_than_a_period(farm: Farm) -> None:
-    grid(farm, 0.4, 1.5)
-
-
-@pytest.mark.longest
-@pytest.mark.timeout(900)
-def test_outages_longer_than_a_lease(farm: Farm) -> None:
-    grid(farm, LEASE + 1.0, reapers=False)
 
 
 FOREIGN = LOST | {"lease_expires_at": "now() + interval '1 s'"}
@@ -317,8 +289,7 @@ def test_the_reaper_finishes_its_rounds_while_its_sessions_are_ended_ten_times_a
 
 def test_the_reaper_works_at_once_after_an_outage_and_recovers_leases_after_its_patience(farm: Farm) -> None:
     """Living workers come first: an outage outlasts their leases, and they renew these before it looks."""
-    link = Link(farm.folder / "link", farm.dsn)
-    try:
+    with linked(farm.dsn) as link, closing(farm):
         reaper_of(farm, dl_db_dsn=link.dsn)
         (job,) = farm.insert(**FOREIGN)
         link.leave(REFUSES)
@@ -329,6 +300,3 @@ def test_the_reaper_works_at_once_after_an_outage_and_recovers_leases_after_its_
         assert taken - back_at > PATIENCE
         made = [at for (at,) in farm.rows(TICKS) if back_at < at < taken]
         assert made, "meanwhile it makes the schedule's jobs"
-    finally:
-        farm.close()
-        link.close()

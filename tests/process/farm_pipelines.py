@@ -340,18 +340,6 @@ def chatty(args: dict[str, Any], context: Context) -> Iterator[Progress]:
         yield {"processed": number}
 
 
-STEP_SEC = 0.02
-
-
-@register("stubborn_diary")
-def stubborn_diary(args: dict[str, Any], context: Context) -> None:
-    """Note each step's attempt and time in `file`, without a safe point, until the file `until` exists."""
-    with Path(args["file"]).open("a", buffering=1) as file:
-        while not Path(args["until"]).exists():
-            print(context.attempt, time.time(), file=file)
-            time.sleep(STEP_SEC)
-
-
 @register("fills")
 def fills(args: dict[str, Any], context: Context) -> Iterator[dict[str, Any]]:
     """In one transaction, behind the fence: a killed run leaves nothing."""

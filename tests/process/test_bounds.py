@@ -21,6 +21,10 @@ def sleeping(mark: int) -> list[psutil.Process]:
     return [p for p in psutil.process_iter(["cmdline"]) if (p.info["cmdline"] or [""])[-1] == str(600 + mark)]
 
 
+def stacks_of(farm: Farm, job_id: UUID) -> list[str]:
+    return [payload["stacks"] for kind, payload in farm.journal(job_id) if kind == "stuck"]
+
+
 def test_e4_a_run_that_takes_too_long_is_interrupted(farm: Farm) -> None:
     """Pure Python, a system call, a statement: the workers survive it, and nothing goes on in the database.
 
@@ -108,13 +112,6 @@ def test_i5_a_forced_cancellation_frees_the_slot_and_ends_all_that_the_run_has_s
     farm.works()
 
 
-def test_dl_cancel_grace_sec_forces_it_by_itself(farm: Farm) -> None:
-    farm.ready(workers=1, dl_cancel_grace_sec=1)
-    job = farm.running("spins")
-    lifecycle.request_cancel(farm.conn, job)
-    assert farm.wait(job, "canceled")["error"] == "canceled by force"
-
-
 def test_i5_nothing_that_a_run_has_started_survives_it(farm: Farm) -> None:
     """Neither after a good end nor after a crash: not a child that made itself independent, not a statement."""
     farm.ready(workers=1)
@@ -137,8 +134,11 @@ def test_i5_nothing_that_a_run_has_started_survives_it(farm: Farm) -> None:
 
 
 def test_i5_a_child_does_not_survive_a_worker_that_is_killed_when_its_supervisor_is_dead(farm: Farm) -> None:
-    """Only the keeper is left to see to it."""
-    program = farm.ready(workers=1, dl_drain_sec=30)
+    """Only the keeper is left to see to it. Before, DL_CANCEL_GRACE_SEC has forced a cancellation by itself."""
+    program = farm.ready(workers=1, dl_drain_sec=30, dl_cancel_grace_sec=1)
+    job = farm.running("spins")
+    lifecycle.request_cancel(farm.conn, job)
+    assert farm.wait(job, "canceled")["error"] == "canceled by force"
     mark = next(MARKS)
     job = farm.running("waits_for_a_child", args={"mark": mark})
     (worker,) = program.workers()
@@ -147,10 +147,6 @@ def test_i5_a_child_does_not_survive_a_worker_that_is_killed_when_its_supervisor
     worker.kill()
     farm.wait(job, "queued")
     until(lambda: not sleeping(mark), "the child, which has been killed by now, to end")
-
-
-def stacks_of(farm: Farm, job_id: UUID) -> list[str]:
-    return [payload["stacks"] for kind, payload in farm.journal(job_id) if kind == "stuck"]
 
 
 def test_a_silent_run_is_reported_once_for_each_silence_and_shown(farm: Farm) -> None:

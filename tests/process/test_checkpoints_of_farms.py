@@ -2,35 +2,28 @@
 
 from pathlib import Path
 
-import pytest
 from farming import Farm, until
 from psycopg.types.json import Jsonb
 
 
-@pytest.fixture
-def writing(farm: Farm) -> Farm:
-    """A farm's queue with the tables of `goes_on`."""
+def test_a_drained_run_goes_on_elsewhere(farm: Farm) -> None:
     farm.conn.execute("CREATE TABLE written (number int); CREATE TABLE begun (done int)")
-    return farm
-
-
-def test_a_drained_run_goes_on_elsewhere(writing: Farm) -> None:
-    first = writing.ready(workers=1, dl_drain_sec=0)
-    job = writing.enqueue("goes_on", args={"to": 1_000_000})
-    until(lambda: writing.rows("SELECT count(*) FROM written")[0][0] > 50, "rows")
+    first = farm.ready(workers=1, dl_drain_sec=0)
+    job = farm.enqueue("goes_on", args={"to": 1_000_000})
+    until(lambda: farm.rows("SELECT count(*) FROM written")[0][0] > 50, "rows")
     assert first.stop() == 0
-    status = writing.job(job)
+    status = farm.job(job)
     assert (status["status"], status["attempt"]) == ("queued", 0)
-    ((kept,),) = writing.rows("SELECT checkpoint ->> 'done' FROM dl_checkpoints")
-    assert writing.rows("SELECT max(number)::text FROM written") == [(kept,)]  # the last words before the release
+    ((kept,),) = farm.rows("SELECT checkpoint ->> 'done' FROM dl_checkpoints")
+    assert farm.rows("SELECT max(number)::text FROM written") == [(kept,)]  # the last words before the release
     to = int(kept) + 200
-    writing.conn.execute("UPDATE dl_jobs SET args = %s", (Jsonb({"to": to}),))
-    writing.ready(workers=1)
-    assert writing.wait(job, "succeeded")["attempt"] == 1
-    rows = writing.rows("SELECT number, count(*) FROM written GROUP BY 1 ORDER BY 1")
+    farm.conn.execute("UPDATE dl_jobs SET args = %s", (Jsonb({"to": to}),))
+    farm.ready(workers=1)
+    assert farm.wait(job, "succeeded")["attempt"] == 1
+    rows = farm.rows("SELECT number, count(*) FROM written GROUP BY 1 ORDER BY 1")
     assert rows == [(number, 2) for number in range(1, to + 1)]
-    assert writing.rows("SELECT done::text FROM begun") == [(None,), (kept,)]
-    until(lambda: writing.rows("SELECT checkpoint, target_claim FROM dl_checkpoints") == [(None, 3)], "it to be spent")
+    assert farm.rows("SELECT done::text FROM begun") == [(None,), (kept,)]
+    until(lambda: farm.rows("SELECT checkpoint, target_claim FROM dl_checkpoints") == [(None, 3)], "it to be spent")
 
 
 def test_it_is_written_while_the_run_goes_on_and_shows_nowhere(farm: Farm, tmp_path: Path) -> None:

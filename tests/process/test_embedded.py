@@ -75,17 +75,9 @@ def test_rows_survive_a_stop_and_a_second_start_in_any_folder(root: Path, name: 
         assert embedded.running(root / name) is None
 
 
-def test_programs_log_in_as_an_ordinary_role_that_owns_the_database(made: Path) -> None:
-    with start(made) as server:
-        migrations.migrate(server.dsn, "public")
-        with psycopg.connect(server.dsn) as conn:
-            attributes = "SELECT rolname, rolsuper, rolcreaterole FROM pg_roles WHERE rolname = current_user"
-            assert conn.execute(attributes).fetchone() == ("dataloader", False, False)
-            owners = "SELECT DISTINCT pg_get_userbyid(relowner) FROM pg_class WHERE relname ~ '^dl_'"
-            assert conn.execute(owners).fetchall() == [("dataloader",)]
-
-
-def test_an_idle_client_does_not_hold_up_the_stop(made: Path) -> None:
+def test_an_idle_client_does_not_hold_up_the_stop_and_a_start_that_fails_leaves_nothing(made: Path) -> None:
+    with pytest.raises(EmbeddedError, match="shared_buffers"):
+        start(made, {"shared_buffers": "plenty"})
     server = start(made)
     with psycopg.connect(server.dsn):
         began = time.monotonic()
@@ -95,7 +87,9 @@ def test_an_idle_client_does_not_hold_up_the_stop(made: Path) -> None:
     server.stop()
 
 
-def test_it_speaks_utf8_and_utc_whatever_the_environment(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_speaks_utf8_and_utc_whatever_the_environment_and_programs_log_in_as_an_ordinary_role(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in {"LANG": "xx_XX.KOI8-R", "LC_ALL": "xx_XX", "TZ": "Asia/Tokyo", "PGDATA": "/"}.items():
         monkeypatch.setenv(name, value)
     with start(root, {"max_connections": "17"}) as server, psycopg.connect(server.dsn) as conn:
@@ -104,6 +98,11 @@ def test_it_speaks_utf8_and_utc_whatever_the_environment(root: Path, monkeypatch
         assert [v for (v,) in conn.execute(shown, (names,))] == ["UTF8", "UTC", "C", "", "17"]
         for folder in ("run", "data"):
             assert (root / folder).stat().st_mode & 0o777 == 0o700, "other users cannot reach it"
+        attributes = "SELECT rolname, rolsuper, rolcreaterole FROM pg_roles WHERE rolname = current_user"
+        assert conn.execute(attributes).fetchone() == ("dataloader", False, False)
+        migrations.migrate(server.dsn, "public")
+        owners = "SELECT DISTINCT pg_get_userbyid(relowner) FROM pg_class WHERE relname ~ '^dl_'"
+        assert conn.execute(owners).fetchall() == [("dataloader",)]
 
 
 OWNER = """
@@ -131,56 +130,31 @@ def test_it_ends_with_a_killed_owner_and_the_next_one_has_the_rows(root: Path) -
         assert rows(server.dsn) == [0, 1]
 
 
-def test_a_leftover_server_is_ended_first(made: Path) -> None:
-    leftover = start(made)
-    rows(leftover.dsn)
+def test_a_server_starts_after_whatever_ended_the_one_before(made: Path) -> None:
+    """Its owner has forgotten it, another program has its pid now, or it was killed while its sessions go on."""
+    leftover = start(made, {"fsync": "on"})
+    assert rows(leftover.dsn) == [0]
     embedded.release(leftover.lock)
     with start(made) as server:
         assert leftover.process.wait(60) == 0
         assert rows(server.dsn) == [0, 1]
-
-
-def test_a_pid_that_another_program_has_now_does_not_matter(made: Path) -> None:
-    with start(made) as server:
-        rows(server.dsn)
     with subprocess.Popen(["/bin/sleep", "60"]) as other:
         (made / "data" / "postmaster.pid").write_text(f"{other.pid}\n{made / 'data'}\n1\n5432\n{made / 'run'}\n\n\n")
         assert embedded.running(made) is None
-        with start(made) as server:
-            assert rows(server.dsn) == [0, 1]
+        server = start(made, {"fsync": "on"})
+        assert rows(server.dsn) == [0, 1, 2]
         assert other.poll() is None
         other.kill()
-
-
-def test_a_killed_server_can_be_started_again(made: Path) -> None:
-    """Its sessions live until their statements end, and log their end in the file of the killed one."""
-    server = start(made, {"fsync": "on"})
-    rows(server.dsn)
     session = psycopg.pq.PGconn.connect(server.dsn.encode())
     session.send_query(b"SELECT count(*) FROM generate_series(1, 10000000)")
     server.process.kill()
     server.process.wait()
     server.stop()
-    (made / "log" / "newest.log").touch()
+    (made / "log" / "newest.log").touch()  # in which the killed one's sessions log their end
     os.utime(made / "log" / "newest.log", (2**32, 2**32))
     with start(made) as again:
-        assert rows(again.dsn) == [0, 1]
+        assert rows(again.dsn) == [0, 1, 2, 3]
     session.finish()
-
-
-def test_two_owners_are_one_too_many(root: Path) -> None:
-    held = embedded.take_lock(root / "lock")
-    with pytest.raises(EmbeddedError, match=f"process {os.getpid()}"):
-        embedded.take_lock(root / "lock", within=0)
-    embedded.release(held)
-    embedded.release(embedded.take_lock(root / "lock", within=0))
-
-
-def test_a_start_that_fails_says_why_and_leaves_nothing(made: Path) -> None:
-    with pytest.raises(EmbeddedError, match="shared_buffers"):
-        start(made, {"shared_buffers": "plenty"})
-    with start(made):
-        pass
 
 
 @pytest.mark.parametrize(
@@ -220,13 +194,19 @@ def test_without_usable_programs_or_a_user_the_error_says_what_to_do(
 
 
 @as_root
-def test_a_parent_that_the_user_cannot_enter_is_named(root: Path) -> None:
-    barred = root / "secret"
-    barred.mkdir(parents=True)
+def test_a_parent_that_the_user_cannot_enter_is_named_and_a_cluster_of_another_user_id_is_taken_over(
+    made: Path,
+) -> None:
+    barred = made / "secret"
+    barred.mkdir()
     barred.chmod(0o700)
     with pytest.raises(EmbeddedError, match=f"cannot enter {barred}"):
         start(barred / "postgres")
     assert barred.stat().st_mode & 0o777 == 0o700
+    for path in (made / "data", *(made / "data").rglob("*")):
+        os.chown(path, 54_321, 54_321)
+    with start(made) as server:
+        assert rows(server.dsn) == [0]
 
 
 @as_root
@@ -242,15 +222,6 @@ def test_a_wheel_out_of_reach_is_copied(root: Path, monkeypatch: pytest.MonkeyPa
         assert rows(server.dsn) == [0]
         [copy] = root.glob("wheel-*")
         assert Path(psutil.Process(server.process.pid).exe()).is_relative_to(copy)
-
-
-@as_root
-def test_a_cluster_of_another_user_id_is_taken_over(made: Path) -> None:
-    start(made).stop()
-    for path in (made / "data", *(made / "data").rglob("*")):
-        os.chown(path, 54_321, 54_321)
-    with start(made) as server:
-        assert rows(server.dsn) == [0]
 
 
 UNREACHABLE = 77  # an exit status of served_by

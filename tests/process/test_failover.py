@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from operator import ge
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -54,11 +54,11 @@ class Name:
 class Producer(threading.Thread):
     """Adds jobs all the time; sends a job again, with its idempotency key, until it is acknowledged."""
 
-    def __init__(self, name: str, farm: Farm) -> None:
+    def __init__(self, name: str, farm: Farm, port: int | None = None) -> None:
         super().__init__(name=name)
         self.acknowledged: dict[str, UUID] = {}
         self.sent_again = 0
-        self._dsn = farm.dsn
+        self._dsn, self._port = farm.dsn, port
         self._args = {"file": str(farm.folder / NOTES), "sec": 0.01}
         self._over = threading.Event()
 
@@ -77,36 +77,19 @@ class Producer(threading.Thread):
 
     @contextmanager
     def _connected(self) -> Iterator[Callable[[str], UUID]]:
-        """A function that adds a job by a session that takes silence for a loss."""
-        with db.connect(self._dsn, name="producer", schema="public", connect_timeout=2, answer_within=5) as conn:
-
-            def add(job: str) -> UUID:
-                new = enqueue.NewJob("q", "notes_its_time", key_of(job), self._args, job, lease_ttl_sec=LEASE)
-                return enqueue.enqueue(conn, new)[0]
-
-            yield add
+        """A function that adds a job by the API at the port, or by a session that takes silence for a loss."""
+        given: dict[str, Any] = {"lease_ttl_sec": LEASE, "args": self._args}
+        if self._port:
+            trigger = partial(Client(f"http://127.0.0.1:{self._port}", timeout=5).trigger, "notes_its_time", queue="q")
+            yield lambda job: trigger(lock_key=key_of(job), idempotency_key=job, **given).job_id
+        else:
+            with db.connect(self._dsn, name="producer", schema="public", connect_timeout=2, answer_within=5) as conn:
+                new = partial(enqueue.NewJob, "q", "notes_its_time", **given)
+                yield lambda job: enqueue.enqueue(conn, new(lock_key=key_of(job), idempotency_key=job))[0]
 
     def stop(self) -> None:
         self._over.set()
         self.join()
-
-
-class Triggering(Producer):
-    """The same by the HTTP API: what it answers 200 is acknowledged."""
-
-    def __init__(self, name: str, farm: Farm, port: int) -> None:
-        super().__init__(name, farm)
-        self._url = f"http://127.0.0.1:{port}"
-
-    @contextmanager
-    def _connected(self) -> Iterator[Callable[[str], UUID]]:
-        client = Client(self._url, timeout=5)
-
-        def add(job: str) -> UUID:
-            known: Any = {"idempotency_key": job, "lease_ttl_sec": LEASE, "args": self._args}
-            return client.trigger("notes_its_time", queue="q", lock_key=key_of(job), **known).job_id
-
-        yield add
 
 
 def key_of(job: str) -> str:
@@ -115,10 +98,10 @@ def key_of(job: str) -> str:
 
 
 @contextmanager
-def producing(farm: Farm, count: int = 2, port: int | None = None) -> Iterator[list[Producer]]:
-    """Producers that are at work in the block; with the port of an API one more, who uses that."""
-    producers = [Producer(f"p{number}", farm) for number in range(count)]
-    producers += [Triggering("p-api", farm, port)] if port else []
+def producing(farm: Farm, port: int | None = None) -> Iterator[list[Producer]]:
+    """Two producers that are at work in the block; with the port of an API one more, who uses that."""
+    producers = [Producer("p0", farm), Producer("p1", farm)]
+    producers += [Producer("p-api", farm, port)] if port else []
     for producer in producers:
         producer.start()
     try:
@@ -130,9 +113,8 @@ def producing(farm: Farm, count: int = 2, port: int | None = None) -> Iterator[l
 
 def have_added(producers: Sequence[Producer], more: int) -> None:
     """Wait until each has so many more acknowledged."""
-    wanted = [len(producer.acknowledged) + more for producer in producers]
-    counts = lambda: [len(producer.acknowledged) for producer in producers]  # noqa: E731
-    until(lambda: all(map(ge, counts(), wanted)), f"{more} jobs more of each producer")
+    wanted = {producer: len(producer.acknowledged) + more for producer in producers}
+    until(lambda: all(len(each.acknowledged) >= wanted[each] for each in producers), f"{more} jobs more of each")
 
 
 @contextmanager
@@ -190,23 +172,22 @@ def test_h3_a_primary_killed_under_load_loses_nothing_behind_a_synchronous_stand
     primary: Database, tmp_path: Path, free_port: int
 ) -> None:
     """Its processes are gone at once, in the middle of commits; a run that is longer goes on. The API goes on too."""
-    with root() as folder, following(primary, folder) as standby, not_ready(standby) as is_ready:
+    with pair(primary, tmp_path) as (standby, farm), not_ready(standby) as is_ready:
         confirms("standby", primary)
-        with farm_on(either(primary.socket, standby.socket), tmp_path) as farm:
-            farm.ready(workers=3, pg_connect_timeout=2)
-            farm.start("reaper", pg_connect_timeout=2)
-            job = LongJob(farm, "long")
-            farm.start("api", app_port=free_port, pg_connect_timeout=2)
-            with producing(farm, port=free_port) as producers:
-                have_added(producers, 100)
-                lost_at = time.time()
-                primary.kill()
-                fail_over(farm, standby, lost_at)
-                until(is_ready, "an API at the new primary to be content by itself")
-                have_added(producers, 100)
-            job.ends_well()
-            nothing_is_lost(farm, producers)
-            farm.works()
+        farm.ready(workers=3, pg_connect_timeout=2)
+        farm.start("reaper", pg_connect_timeout=2)
+        job = LongJob(farm, "long")
+        farm.start("api", app_port=free_port, pg_connect_timeout=2)
+        with producing(farm, free_port) as producers:
+            have_added(producers, 100)
+            lost_at = time.time()
+            primary.kill()
+            fail_over(farm, standby, lost_at)
+            until(is_ready, "an API at the new primary to be content by itself")
+            have_added(producers, 100)
+        job.ends_well()
+        nothing_is_lost(farm, producers)
+        farm.works()
 
 
 @contextmanager
@@ -266,16 +247,17 @@ def test_h3_an_asynchronous_failover_loses_what_the_standby_did_not_have_and_no_
     with pair(primary, tmp_path) as (standby, farm):
         kept = [farm.enqueue("noop", lease_ttl_sec=LEASE) for _ in range(20)]
         claimed = LongJob(farm, "claimed", waits=False)
-        has_the_jobs(standby, farm)
-        with falling_behind(primary):
-            program = farm.ready(workers=3)
-            farm.start("reaper")
-            claimed.has_begun()
-            gone = [farm.enqueue("noop") for _ in range(30)]
-            unknown = LongJob(farm, "gone")
-            farm.succeeds(*kept, *gone)
-            lost_at = time.time()
-            primary.kill()
+        until(lambda: standby.admin("SELECT count(*) FROM dl_jobs") == [(21,)], "the standby to have the jobs")
+        (sender,) = primary.processes("walsender")
+        sender.suspend()  # the standby gets no more data
+        program = farm.ready(workers=3)
+        farm.start("reaper")
+        claimed.has_begun()
+        gone = [farm.enqueue("noop") for _ in range(30)]
+        unknown = LongJob(farm, "gone")
+        farm.succeeds(*kept, *gone)
+        lost_at = time.time()
+        primary.kill()
         fail_over(farm, standby, lost_at)
         later = [farm.enqueue("noop", lease_ttl_sec=LEASE) for _ in range(20)]
 
@@ -285,7 +267,8 @@ def test_h3_an_asynchronous_failover_loses_what_the_standby_did_not_have_and_no_
         assert len(lost) == len(gone) + 1
         assert {*kept, claimed.job_id, *later} <= known
 
-        until(lambda: {*ownership_lost(program)} == {str(claimed.job_id), str(unknown.job_id)}, "both runs to hear")
+        hear = {str(claimed.job_id), str(unknown.job_id)}
+        until(lambda: {each["job_id"] for each in program.events("worker.ownership.lost")} == hear, "both runs to hear")
         claimed.has_begun(times=2)
         claimed.go.touch()
         farm.succeeds(*kept, claimed.job_id, *later)
@@ -294,23 +277,6 @@ def test_h3_an_asynchronous_failover_loses_what_the_standby_did_not_have_and_no_
 
 
 PICKED = "SELECT FROM dl_job_events WHERE job_id = %s AND kind = 'picked'"
-
-
-def ownership_lost(program: Program) -> list[str]:
-    return [event["job_id"] for event in program.events("worker.ownership.lost")]
-
-
-def has_the_jobs(standby: Database, farm: Farm) -> None:
-    ((count,),) = farm.rows("SELECT count(*) FROM dl_jobs")
-    until(lambda: standby.admin("SELECT count(*) FROM dl_jobs") == [(count,)], "the standby to catch up")
-
-
-@contextmanager
-def falling_behind(primary: Database) -> Iterator[None]:
-    """The standby gets no more data, until the primary is killed."""
-    (sender,) = primary.processes("walsender")
-    sender.suspend()
-    yield
 
 
 @pytest.mark.long

@@ -5,17 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import psutil
+import psycopg
 import pytest
 from farming import Farm, Program, until
 
-from dataloader.queue import db
-
 POLL = {"dl_claim_backoff_sec": 600}  # no idle poll heals what a notification has missed
-
-
-def is_idle(farm: Farm) -> bool:
-    """No worker's backend is at work, and all of them have told their statistics."""
-    return not farm.sessions("dl-worker", "state <> 'idle'")
 
 
 def claims(farm: Farm) -> int:
@@ -29,14 +23,10 @@ def running(farm: Farm) -> int:
     return int(farm.rows("SELECT count(*) FROM dl_jobs WHERE status = 'running'")[0][0])
 
 
-def insert(farm: Farm, number: int, in_sec: float = 0, sec: float = 600) -> None:
-    """Insert jobs that run for so long, in one transaction, so that their notifications are one."""
+def insert(farm: Farm, number: int, in_sec: float = 0) -> None:
+    """Insert jobs that run for long, in one transaction, so that their notifications are one."""
     due = f"now() + make_interval(secs => {in_sec})"
-    farm.insert(number, task="'recorded'", args=f"jsonb_build_object('sec', {sec}::float8)", available_at=due)
-
-
-def first(workers: list[psutil.Process]) -> psutil.Process:
-    return min(workers, key=lambda worker: int(worker.cmdline()[0].split("#")[1].split()[0]))
+    farm.insert(number, task="'recorded'", args="""'{"sec": 600}'""", available_at=due)
 
 
 def idle(farm: Farm, workers: int, **settings: Any) -> Any:
@@ -48,19 +38,14 @@ def idle(farm: Farm, workers: int, **settings: Any) -> Any:
 def calm(farm: Farm, program: Program) -> None:
     """End all jobs, and wait until the workers are idle again."""
     farm.empty()
-    until(lambda: all("idle" in worker.cmdline()[0] for worker in program.workers()) and is_idle(farm), "idle workers")
+    until(lambda: all("idle" in worker.cmdline()[0] for worker in program.workers()), "idle workers")
+    until(lambda: not farm.sessions("dl-worker", "state <> 'idle'"), "idle backends, which have told their statistics")
 
 
-def counting(dsn: str) -> None:
-    """Count calls of functions in sessions that begin from now on."""
-    with db.connect(dsn, name="test-settings", schema="public") as conn:
-        conn.execute(f"ALTER DATABASE \"{conn.info.dbname}\" SET track_functions = 'pl'")
-
-
-def test_d6_one_job_costs_a_farm_of_twelve_a_few_claims(
-    farm: Farm, own_db: str, as_superuser: Callable[[str], str]
-) -> None:
-    counting(as_superuser(own_db))
+def test_d6_one_job_costs_a_farm_of_twelve_a_few_claims(farm: Farm, as_superuser: Callable[[str], str]) -> None:
+    name = farm.conn.info.dbname
+    with psycopg.connect(as_superuser(farm.dsn), autocommit=True) as conn:
+        conn.execute(f"ALTER DATABASE {name} SET track_functions = 'pl'")
     program = idle(farm, 12)
     for _ in range(20):
         farm.wait(farm.enqueue("recorded", args={"sec": 0}), "succeeded")
@@ -74,7 +59,7 @@ def test_d6_one_job_costs_a_farm_of_twelve_a_few_claims(
 def test_d4_d6_d7_jobs_of_one_notification_start_on_all_idle_workers(farm: Farm) -> None:
     """Without the keeper, beside a stopped worker, and when they become due after that worker alone has looked."""
     program = idle(farm, 5)
-    looker = first(program.workers())
+    looker = min(program.workers(), key=lambda worker: int(worker.cmdline()[0].split("#")[1].split()[0]))
     (keeper,) = until(lambda: program.children("dataloader: keeper"), "the keeper")
     keeper.suspend()
     all_start(farm, 5)

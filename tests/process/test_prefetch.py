@@ -55,11 +55,16 @@ def test_each_runs_once_and_in_the_order_of_its_key(farm: Farm) -> None:
 
 
 def test_none_waits_behind_a_long_one_and_no_result_for_it(farm: Farm) -> None:
-    """While the second runs, the first is written, the others are handed back, uncounted, and a neighbour runs them."""
-    ready(farm)
+    """While the second runs, the first is written, the others are handed back, uncounted, and a neighbour runs them.
+
+    Its row shows that it was begun, before its first heartbeat is due.
+    """
+    ready(farm, dl_heartbeat_sec=600)
     go = farm.folder / "go"
     first, long, *others = together(farm, "noop", "waits_for_a_file", "noop", "noop", go=str(go))
     farm.succeeds(first)
+    assert farm.job(first)["heartbeat_at"] is not None
+    until(lambda: farm.job(long)["heartbeat_at"], "a beat")
     until(lambda: all("requeue" in farm.story(job) for job in others), "the others to go back")
     assert {farm.job(job)["attempt"] for job in others} == {0}
     farm.ready(workers=1)
@@ -69,21 +74,18 @@ def test_none_waits_behind_a_long_one_and_no_result_for_it(farm: Farm) -> None:
     farm.succeeds(long)
 
 
-def test_e1_a_job_that_kills_its_worker_costs_the_others_nothing(farm: Farm) -> None:
+def test_e1_a_job_that_kills_its_worker_costs_the_others_nothing_and_after_a_pause_one_is_claimed(farm: Farm) -> None:
     ready(farm)
     jobs = together(farm, "noop", "kills_itself", "noop", "noop")
     assert farm.wait(jobs[1], "lost")["error"].startswith("worker killed by signal 9 on attempt")
     farm.succeeds(jobs[0], *jobs[2:])
-
-
-def test_a_job_of_a_batch_shows_that_it_was_begun(farm: Farm) -> None:
-    """Before its first heartbeat is due: else its row would look as if it still waited for its turn."""
-    ready(farm, dl_heartbeat_sec=600)
-    first, long, last = together(farm, "noop", "sleeps", "noop", sec=3)
-    until(lambda: farm.job(long)["heartbeat_at"], "a beat")
-    assert farm.job(long)["status"] == "running"
-    farm.succeeds(first, long, last)
-    assert farm.job(first)["heartbeat_at"] is not None
+    jobs = together(farm, *["noop"] * 20)
+    farm.succeeds(*jobs)
+    assert max(map(len, claimed_together(farm, jobs))) > 1
+    with farm.conn.transaction():
+        after = [farm.enqueue("noop", priority=number) for number in range(3)]
+    farm.succeeds(*after)
+    assert claimed_together(farm, after)[0] == {after[0]}
 
 
 def test_i8_a_drain_hands_back_what_was_not_begun(farm: Farm) -> None:
@@ -141,17 +143,6 @@ def test_a_neighbour_takes_what_waits_behind_a_call_that_holds_the_gil(farm: Far
     runs = farm.rows("SELECT job_id, pid FROM runs")
     assert sorted(runs) == sorted([(call, worker.pid), *((job, neighbour.pid) for job in others)])
     assert program.workers() == [worker]
-
-
-def test_the_first_job_after_a_pause_is_claimed_alone(farm: Farm) -> None:
-    ready(farm)
-    jobs = together(farm, *["noop"] * 20)
-    farm.succeeds(*jobs)
-    assert max(map(len, claimed_together(farm, jobs))) > 1
-    with farm.conn.transaction():
-        after = [farm.enqueue("noop", priority=number) for number in range(3)]
-    farm.succeeds(*after)
-    assert claimed_together(farm, after)[0] == {after[0]}
 
 
 @pytest.mark.parametrize(("prefetch", "together_at_most"), [(None, 100), (1, 1), (7, 7)])

@@ -222,7 +222,6 @@ def runs(farm: Farm) -> int:
 
 def test_other_jobs_run_and_its_end_is_written_when_the_lock_goes(farm: Farm) -> None:
     """Also while a long run has begun in another session."""
-    diary, go = farm.folder / "diary", farm.folder / "go on"
     with ended_behind_a_lock(farm) as (program, job):
         for _ in range(20):
             farm.works()
@@ -230,13 +229,11 @@ def test_other_jobs_run_and_its_end_is_written_when_the_lock_goes(farm: Farm) ->
         assert len(program.events("worker.ends.locked")) == 1
         farm.end_sessions("dl-worker:")
         program.logged("farm.database.lost")
-        long = farm.enqueue("stubborn_diary", args={"file": str(diary), "until": str(go)})
-        until(diary.exists, "the long run to begin")
+        long = LongJob(farm, "long")
     farm.succeeds(job)
     assert (runs(farm), farm.story(job)) == (1, ["queued", "picked", "done"])
-    assert farm.job(long)["status"] == "running"
-    go.touch()
-    farm.succeeds(long)
+    assert farm.job(long.job_id)["status"] == "running"
+    long.ends_well()
 
 
 @pytest.mark.parametrize("how", ["a drain", "a lost session"])

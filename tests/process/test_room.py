@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 import psutil
@@ -19,12 +19,6 @@ from dataloader.farm.process import memory_used
 MB = 2**20
 WAITING = "SELECT count(*) FROM dl_jobs WHERE status = 'queued'"
 UNFINISHED = "SELECT count(*) FROM dl_jobs WHERE status IN ('queued', 'running')"
-
-
-class Note(NamedTuple):
-    what: str
-    size: float
-    at: float
 
 
 class Hall:
@@ -40,9 +34,10 @@ class Hall:
     def put(self, size: int, sec: float = 0.0, task: str = "", args: dict[str, Any] | None = None, **more: Any) -> UUID:
         return self.farm.enqueue(task or f"uses {size}", args={"mb": size, "sec": sec} | (args or {}), **more)
 
-    def notes(self, what: str) -> list[Note]:
+    def notes(self, what: str) -> list[tuple[float, float]]:
+        """The size and the time of each begin, or each end."""
         lines = [line.split() for line in self._notes.read_text().splitlines()]
-        return [Note(kind, float(size), float(at)) for kind, size, at in lines if kind == what]
+        return [(float(size), float(at)) for kind, size, at in lines if kind == what]
 
     def busy(self) -> list[psutil.Process]:
         running = [program for program in self.farm.programs if program.process.poll() is None]
@@ -80,23 +75,13 @@ def test_the_runs_stay_within_the_bound_and_use_most_of_it(hall: Hall, tmp_path:
     for size in [500, *sizes]:
         hall.put(size, sec=0.6)
     hall.ready(workers=6, dl_reserve_sec=2)
-    seen = []
-
-    def fills() -> bool:
-        seen.append(hall.used_mb())
-        return seen[-1] >= 0.7 * 600
-
-    def ends() -> bool:
-        seen.append(hall.used_mb())
-        return not hall.count(UNFINISHED)
-
-    until(fills, "the runs to use most of the bound")
+    seen: list[float] = []
+    until(lambda: seen.append(hall.used_mb()) or seen[-1] >= 0.7 * 600, "the runs to use most of the bound")
     gate.touch()
-    until(ends, "all jobs to end")
+    until(lambda: seen.append(hall.used_mb()) or not hall.count(UNFINISHED), "all jobs to end")
     assert max(seen) <= 600
-    assert [note.size for note in hall.notes("begin")].index(500) < 28, (
-        "the big one began long before the last small ones"
-    )
+    began = [size for size, _ in hall.notes("begin")].index(500)
+    assert began < 28, "the big one began long before the last small ones"
     in_vain = hall.count("SELECT count(*) FROM dl_job_events WHERE kind = 'requeue' AND payload ->> 'reason' <> ''")
     assert in_vain < 2 * 33, "workers race for room now and then; they do not claim again and again"
 
@@ -165,5 +150,5 @@ def test_what_a_task_needs_is_learned_from_its_runs(hall: Hall) -> None:
     hall.ready(workers=2)
     later = [hall.put(400, sec=0.3, task="says nothing") for _ in range(2)]
     hall.farm.succeeds(*later)
-    begun, ended = ([note.at for note in hall.notes(what)][-2:] for what in ("begin", "end"))
+    begun, ended = ([at for _, at in hall.notes(what)][-2:] for what in ("begin", "end"))
     assert min(ended) < max(begun), "one after the other"

@@ -15,9 +15,7 @@ from judge import UNDER_WAY
 from dataloader.queue import operations
 from dataloader.queue.plans import backfills, new_backfill, new_schedule, schedules, times
 
-MADE = (
-    "SELECT idempotency_key, status::text, progress, created_at FROM dl_jobs WHERE task = 'ticks' ORDER BY created_at"
-)
+MADE = "SELECT idempotency_key, status::text, progress, created_at FROM dl_jobs WHERE task = 'ticks' ORDER BY 4"
 
 
 def due(farm: Farm) -> list[Any]:
@@ -68,17 +66,15 @@ CREATE INDEX ix_filled ON filled (partition);
 KILLED = (*("worker", "reaper", "worker", "supervisor"), *("worker", "worker", "reaper", "worker"))
 
 
+PROGRAMS = [("supervisor", "workers", 3), ("reaper", "reaper", 2)]
+
+
 class Fire:
     """Three farms and two reapers, of which something is killed now and then; what does not come back is replaced."""
 
     def __init__(self, farm: Farm) -> None:
-        self._farm = farm
-        self._random = Random(1)
-        self._programs = {
-            "supervisor": [farm.start(workers=2) for _ in range(3)],
-            "reaper": [farm.start("reaper") for _ in range(2)],
-        }
-        self.kills = 0
+        self._farm, self._random, self.kills = farm, Random(1), 0
+        self._programs = {name: [farm.start(command) for _ in range(number)] for name, command, number in PROGRAMS}
 
     def kill(self) -> None:
         """The next of KILLED by SIGKILL."""

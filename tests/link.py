@@ -90,20 +90,12 @@ class Link:
 
     def seen(self) -> Counter[tuple[str, str]]:
         """How often each statement of each role has passed since the last call of this method."""
-
-        async def take() -> Counter[tuple[str, str]]:
-            seen, self._seen = self._seen, Counter()
-            return seen
-
-        return self._call(take())
+        seen, self._seen = self._seen, Counter()
+        return seen
 
     def arm(self, cells: Iterable[Cell]) -> None:
         """Cut each of these once, at the next session to come there; its process is away until the next `back`."""
-
-        async def arm() -> None:
-            self._cells = set(cells)
-
-        self._call(arm())
+        self._cells = set(cells)
 
     def act_at(self, number: int, side: Side, act: Callable[[int], object]) -> None:
         """Call `act`, in a thread, beside the message of this number from now on; it gets the process of the client.

@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
-from uuid import UUID
 
 import pytest
 from api_app import running
 from browsing import served
 
-from tools.pages.addresses import Address, Unknown, addresses
+from tools.pages.addresses import Address, addresses
 from tools.pages.history import History
 from tools.pages.looks import LOOKS, looked_at
 from tools.pages.timing import faults, measured
@@ -48,10 +47,3 @@ def test_every_page_is_sound_by_day_by_night_and_on_a_phone(
     assert len(chosen) > 20
     seen = looked_at(chromium, server, [*chosen.values()][part::PARTS], LOOKS, None)
     assert [fault for fault in seen if BUSY not in fault] == []
-
-
-def test_a_route_that_nobody_can_ask_for_is_named(dsn: str) -> None:
-    with running(dsn) as app:
-        app.add_url_rule("/tags/<tag>", "tags", lambda tag: tag)
-        with pytest.raises(Unknown, match="/tags/<tag>: say in VALUES what to ask for as tag"):
-            addresses(app, dict.fromkeys(("done", "dead"), UUID("01890a5d-ac96-774b-bcce-b302099a8057")))

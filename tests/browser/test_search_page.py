@@ -38,22 +38,17 @@ def test_the_keys_move_tick_open_and_explain(visitor: Visitor, scene: Scene) -> 
     page.keyboard.press("Escape")
     expect(links.nth(1)).to_be_focused()
     address = links.nth(1).get_attribute("href")
+    scene.job(queue="by-keys")
+    page.evaluate("refresh()")  # it keeps ticks and focus
+    expect(page.locator("#live input[name=job_id]")).to_have_count(4)
+    expect(page.locator("#live input[name=job_id]:checked")).to_have_count(1)
+    expect(page.locator("#ticked")).to_have_text("1 selected")
+    expect(page.locator(f"#live a.id[href='{address}']")).to_be_focused()
     page.keyboard.press("Enter")
     page.wait_for_url(f"**{address}")
     page.keyboard.press("/")
     page.wait_for_url("**/jobs")
-
-
-def test_a_refresh_keeps_ticks_and_focus(visitor: Visitor, scene: Scene) -> None:
-    dead(scene, "kept", 2)
-    page = visitor.go("/jobs?queue=kept")
-    page.keyboard.press("j")
-    page.keyboard.press("x")
-    scene.job(queue="kept")
-    page.evaluate("refresh()")
-    expect(page.locator("#live input[name=job_id]")).to_have_count(3)
-    expect(page.locator("#live input[name=job_id]:checked")).to_have_count(1)
-    expect(page.locator("#ticked")).to_have_text("1 selected")
+    expect(page.get_by_role("button", name="Select all that match")).to_be_disabled()  # without a filter
 
 
 def test_the_box_suggests_and_its_address_is_short(visitor: Visitor, scene: Scene) -> None:
@@ -109,8 +104,3 @@ def test_all_that_match_are_changed_also_on_other_pages(
     assert left == (1,)
     page.locator("#order").get_by_role("button", name="Close").click()
     expect(page.locator("#live")).to_contain_text("No job fits the filters.")
-
-
-def test_without_a_filter_there_is_no_order_to_all(visitor: Visitor) -> None:
-    page = visitor.go("/jobs")
-    expect(page.get_by_role("button", name="Select all that match")).to_be_disabled()

@@ -62,10 +62,3 @@ def test_a_form_shows_faults_at_their_fields_and_then_adds_the_job(visitor: Visi
         **{"is_dry": True, "password": SECRET, "tags": ["a"]},
     }
     assert (added["queue"], added["lock_key"]) == ("etl.default", "load.typed")
-
-
-def test_a_required_field_is_asked_for_by_the_browser(visitor: Visitor, scene: Scene) -> None:
-    page = visitor.go("/trigger?task=load.typed")
-    page.get_by_role("button", name="Trigger").click()
-    expect(page.get_by_label("day")).to_be_focused()
-    assert "/trigger" in page.url

@@ -95,7 +95,12 @@ def hold_the_gil(sec: float) -> None:
 
 @register("holds_the_gil")
 def holds_the_gil(args: dict[str, Any], context: Context) -> Progress:
-    """C calls that let no other thread run, each for so many seconds; with `at_once` one, noted when it is over."""
+    """C calls that let no other thread run, each for so many seconds; with `at_once` one, noted when it is over.
+
+    Runs behind the first so many `claims` end at once.
+    """
+    if context.claim > args.get("claims", context.claim):
+        return {"processed": 1}
     if args.get("at_once"):  # before the heartbeat's first look, which a slow connection would let come first
         hold_the_gil(args["sec"])
         started(context).close()
@@ -450,13 +455,6 @@ def witnessed(args: dict[str, Any], context: Context) -> Iterator[Any]:
         return {"pid": os.getpid()}
     finally:
         _note(args, context, word)
-
-
-@register("holds_the_gil_in_its_first_run")
-def holds_the_gil_in_its_first_run(args: dict[str, Any], context: Context) -> None:
-    """One C call of minutes that lets no other thread run; later runs end at once."""
-    if context.claim == 1:
-        hold_the_gil(600)
 
 
 def _note(args: dict[str, Any], context: Context, word: str) -> None:

@@ -186,10 +186,6 @@ def _error_of(call: Callable[[], object]) -> str:
         return f"{type(e).__name__}: {e}"
 
 
-def _alarm() -> None:
-    signal.alarm(1)
-
-
 def _profiling_timer() -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, 0.5)
@@ -198,10 +194,6 @@ def _profiling_timer() -> None:
 def _lower_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
-
-
-def _leave_thread() -> None:
-    threading.Thread(target=time.sleep, args=(600,)).start()
 
 
 def _exhaust_descriptors() -> None:
@@ -232,7 +224,7 @@ def _become_nobody() -> None:
 
 
 CHANGES: dict[str, tuple[str, Callable[[], object]]] = {  # by name: the fact that differs, and the change
-    "alarm": ("timers", _alarm),
+    "alarm": ("timers", lambda: signal.alarm(1)),
     "profiling timer": ("timers", _profiling_timer),
     "cleared environment": ("environment", os.environ.clear),
     "changed variable": ("environment", lambda: os.environ.update(HOME="/elsewhere")),
@@ -251,7 +243,7 @@ CHANGES: dict[str, tuple[str, Callable[[], object]]] = {  # by name: the fact th
     "socket timeout": ("socket timeout", lambda: socket.setdefaulttimeout(0.001)),
     "disabled collector": ("garbage collection", gc.disable),
     "recursion limit": ("recursion limit", lambda: sys.setrecursionlimit(500)),
-    "thread": ("threads", _leave_thread),
+    "thread": ("threads", lambda: threading.Thread(target=time.sleep, args=(600,)).start()),
     "child": ("children", lambda: kept.append(subprocess.Popen(["/bin/sleep", "600"]))),
     "all descriptors": ("descriptors", _exhaust_descriptors),
     "closed descriptor": ("descriptors", _close_descriptors),
@@ -369,25 +361,21 @@ def _joblib() -> int:
 def _polars() -> int:
     import polars
 
-    frame = polars.DataFrame({"a": range(1_000), "b": [number % 7 for number in range(1_000)]})
-    total = frame.lazy().group_by("b").agg(polars.col("a").sum()).collect()["a"].sum()
-    return 30 if total == 499_500 else int(total)
+    frame = polars.DataFrame({"n": range(5)}).lazy()
+    return int(frame.group_by("n").agg(polars.col("n").first().pow(2).alias("square")).collect()["square"].sum())
 
 
 def _numpy() -> int:
     import numpy
 
-    matrix = numpy.eye(300)
-    return 30 if float((matrix @ matrix).sum()) == 300 else 0
+    return int((numpy.eye(300) @ numpy.eye(300)).sum()) // 10
 
 
 def _pyarrow() -> int:
     import pyarrow
-    import pyarrow.compute
 
-    table = pyarrow.table({"a": range(10_000), "b": [number % 7 for number in range(10_000)]})
-    groups = table.group_by("b").aggregate([("a", "sum")])
-    return 30 if pyarrow.compute.sum(groups["a_sum"]).as_py() == 49_995_000 else 0
+    groups = pyarrow.table({"n": [n * n for n in range(5)]}).group_by("n").aggregate([("n", "sum")])
+    return sum(groups["n_sum"].to_pylist())
 
 
 def _torch() -> int:

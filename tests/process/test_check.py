@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -206,61 +205,65 @@ def test_a_database_without_the_queue(check: Check, empty_db: str) -> None:
 
 
 MIGRATE = "run `dataloader migrate`"
-MISSING = "the schema's functions are missing, a migration has stopped before them"
-UNFIT = [  # a statement; what is found behind it, and what helps
-    ("GRANT CREATE ON SCHEMA public TO PUBLIC", "warning", "privileges", "every role may create in the schema public",
-     "REVOKE CREATE ON SCHEMA public FROM PUBLIC"),
-    ("UPDATE dl_migrations SET checksum = 'other' WHERE number = 0", "warning", "schema", "not up to date: functions",
-     MIGRATE),
-    ("DELETE FROM dl_migrations WHERE number = 0", "error", "schema", MISSING, MIGRATE),
-]  # fmt: skip
 
 
-def test_a_schema_that_is_not_as_it_should_be(check: Check, own_db: str, role: str) -> None:
+# By name: statements, whose DSN, the level, what the finding is about, words of it, and words of what helps.
+FINDINGS = {
+    "everybody may create": (["GRANT CREATE ON SCHEMA public TO PUBLIC"], "owner", "warning", "privileges",
+                             "every role may create in the schema public", "REVOKE CREATE ON SCHEMA public"),
+    "everybody has the owner's rights": (["GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO PUBLIC"], "owner",
+                                         "warning", "privileges", "with the rights of the queue's owner",
+                                         "dataloader migrate --roles"),
+    "a superuser": ([], "superuser", "warning", "privileges", "this role is a superuser", "use an ordinary role"),
+    "other functions": (["UPDATE dl_migrations SET checksum = 'other' WHERE number = 0"], "owner", "warning", "schema",
+                        "not up to date: functions", MIGRATE),
+    "no functions": (["DELETE FROM dl_migrations WHERE number = 0"], "owner", "error", "schema",
+                     "the schema's functions are missing, a migration has stopped before them", MIGRATE),
+    "no functions, and no right to make them": (["DELETE FROM dl_migrations WHERE number = 0"], "role", "error",
+                                                "schema", "the schema's functions are missing",
+                                                "as a role that may create in the schema"),
+    "no right on a table": (["REVOKE UPDATE ON dl_jobs FROM {}"], "role", "error", "privileges",
+                            "this role has no UPDATE on dl_jobs", "GRANT UPDATE ON dl_jobs"),
+    "no right to call": (["REVOKE EXECUTE ON FUNCTION dl_wake_all, dl_prune FROM {}"], "role", "error", "privileges",
+                         "this role may not call dl_prune, dl_wake_all", "dataloader migrate --roles farm=NAME"),
+    "no right to enter": (["REVOKE USAGE ON SCHEMA public FROM PUBLIC, {}"], "role", "error", "privileges",
+                          "no USAGE on schema public", "GRANT USAGE ON SCHEMA public"),
+    "few connections": (["ALTER ROLE {} CONNECTION LIMIT 4"], "role", "error", "connections", "the role's limit",
+                        "lower WORKERS_JSON"),
+    "no connections": (["ALTER ROLE {} CONNECTION LIMIT 0"], "role", "error", "database", "too many connections",
+                       "CONNECTION LIMIT"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("statements", "whose", "level", "about", "what", "advice"), FINDINGS.values(), ids=FINDINGS)
+def test_what_is_wrong_with_a_schema_or_a_role_is_named_with_what_helps(
+    check: Check,
+    own_db: str,
+    role: str,
+    statements: list[str],
+    whose: str,
+    level: str,
+    about: str,
+    what: str,
+    advice: str,
+) -> None:
     grant_all(own_db, role)
-    for statement, level, about, what, advice in UNFIT:
-        execute(own_db, statement)
-        ((found_about, found, found_advice),) = check(dl_db_dsn=own_db).of(level)
-        assert (found_about, found_advice) == (about, advice)
-        assert found.startswith(what)
-        if advice != MIGRATE:
-            execute(own_db, advice)
-    ((about, _, advice),) = check(dl_db_dsn=role).of("error")
-    assert (about, "as a role that may create in the schema" in advice) == ("schema", True), "this one may not migrate"
+    for statement in statements:
+        execute(own_db, statement, role)
+    dsns = {"owner": own_db, "role": role, "superuser": superuser(own_db)}
+    ((found_about, found, cure),) = check(dl_db_dsn=dsns[whose]).of(level)
+    assert (found_about, what in found, advice in cure) == (about, True, True), (found, cure)
 
 
-def test_functions_that_lend_everybody_the_owners_rights(check: Check, own_db: str, role: str) -> None:
-    """As after a backup that was restored without access rights; granting to any role mends it."""
-    execute(own_db, "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO PUBLIC")
-    ((about, what, advice),) = check(dl_db_dsn=own_db).of("warning")
-    assert (about, "dataloader migrate --roles" in advice) == ("privileges", True)
-    assert re.match("every role may call .*dl_enqueue.*, with the rights of the queue's owner", what)
-    grant_all(own_db, role)
-    assert check(dl_db_dsn=own_db).of("warning") == []
-    ((about, what, advice),) = check(dl_db_dsn=superuser(own_db)).of("warning")
-    assert (about, "this role is a superuser" in what, "use an ordinary role" in advice) == ("privileges", True, True)
-
-
-def test_a_role_is_told_what_it_lacks(check: Check, own_db: str, role: str) -> None:
+def test_a_role_without_any_right_and_one_that_may_not_end_sessions(check: Check, own_db: str, role: str) -> None:
     errors = {what for about, what, _ in check(dl_db_dsn=role).of("error") if about == "privileges"}
     assert "this role has no SELECT, INSERT, UPDATE, DELETE on dl_jobs" in errors
     assert "this role has no SELECT on dl_migrations" in errors
     grant_all(own_db, role)
-    assert check(dl_db_dsn=role).status == 0
-    for statement, what, advice in (
-        ("REVOKE UPDATE ON dl_jobs FROM {}", "this role has no UPDATE on dl_jobs", "GRANT UPDATE ON dl_jobs"),
-        ("REVOKE EXECUTE ON FUNCTION dl_wake_all, dl_prune FROM {}", "this role may not call dl_prune, dl_wake_all",
-         "dataloader migrate --roles farm=NAME"),
-    ):  # fmt: skip
-        execute(own_db, statement, role)
-        ((_, found, cure),) = check(dl_db_dsn=role).of("error")
-        assert (found, advice in cure) == (what, True)
-        grant_all(own_db, role)
+    assert check(dl_db_dsn=role).of("warning") == []
     with psycopg.connect(own_db, application_name="dl-worker:q:host:1:x"):
         ((about, found, cure),) = check(dl_db_dsn=role).of("warning")
     assert (about, "may not end sessions" in found, "pg_signal_backend" in cure) == ("privileges", True, True)
-    execute(own_db, "REVOKE USAGE ON SCHEMA public FROM PUBLIC, {}", role)
-    assert [what for _, what, _ in check(dl_db_dsn=role).of("error")] == ["no USAGE on schema public"]
 
 
 def test_a_role_from_which_row_security_hides_the_rows(check: Check, own_db: str, role: str) -> None:
@@ -289,18 +292,6 @@ def test_a_role_that_becomes_another_and_does_not_see_its_own_sessions(check: Ch
     assert f"GRANT pg_read_all_stats, pg_signal_backend TO {owner}" in advice
     with db.connect(role, name="dl-worker:q:x", schema="public") as conn, pytest.raises(ConfigError, match=what):
         lifecycle.open_session(conn, "x")
-
-
-def test_too_few_connections_for_the_wish_and_none_at_all(check: Check, own_db: str, role: str) -> None:
-    grant_all(own_db, role)
-    execute(own_db, "ALTER ROLE {} CONNECTION LIMIT 20", role)
-    found = check(dl_db_dsn=role, workers_json='[{"queue":"q","concurrency":9}]')
-    ((about, what, advice),) = found.of("error")
-    assert (about, "needs 21 to" in what, "the role's limit" in what) == ("connections", True, True)
-    assert "lower WORKERS_JSON" in advice
-    execute(own_db, "ALTER ROLE {} CONNECTION LIMIT 0", role)
-    ((about, what, advice),) = check(dl_db_dsn=role).of("error")
-    assert (about, "too many connections" in what, "CONNECTION LIMIT" in advice) == ("database", True, True)
 
 
 def test_the_farms_of_other_hosts_count_against_the_limits(check: Check, own_db: str) -> None:

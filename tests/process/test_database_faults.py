@@ -245,26 +245,3 @@ SELECT pg_terminate_backend(pid) FROM pg_stat_activity
  WHERE datname = current_database() AND application_name LIKE 'dl-worker%'
    AND pid NOT IN (SELECT claimed_pid FROM dl_jobs WHERE status = 'running')
 """
-
-
-# A claim that has come to its end empty-handed waits here while the test holds the lock.
-SLOW_CLAIM = r"""
-DO $do$ BEGIN
-  EXECUTE regexp_replace(pg_get_functiondef('dl_take_keys'::regproc), 'END\s+\$function\$',
-                         'PERFORM pg_advisory_xact_lock_shared(8, 8); END $function$');
-END $do$
-"""
-
-
-def test_d8_a_notification_that_comes_during_a_claim_is_not_lost(farm: Farm) -> None:
-    """It arrives with the claim's answer, in the driver's backlog, where no select sees it."""
-    farm.conn.execute(SLOW_CLAIM)
-    farm.ready(workers=1, dl_claim_backoff_sec=NEVER)
-    until(lambda: farm.sessions("dl-worker", "state = 'idle' AND query LIKE '%%dl_step%%'"), "the worker to sleep")
-    with psycopg.connect(farm.dsn) as gate:
-        gate.execute("SELECT pg_advisory_xact_lock(8, 8)")
-        farm.conn.execute("NOTIFY dl_jobs, 'q'")
-        at_the_gate = "wait_event_type = 'Lock' AND wait_event = 'advisory'"
-        until(lambda: farm.sessions("dl-worker", at_the_gate), "a claim that has found nothing")
-        job = farm.enqueue("noop")
-    farm.succeeds(job)

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import psutil
 import pytest
-from clusters import Cluster, Dask, Ray, Spark, free_port, spark_home
+from clusters import Cluster, Dask, Ray, Spark, spark_home
 from farming import Farm, Program, have_ended, on_all, until
 
 from dataloader.queue import lifecycle, logs, operations
@@ -219,22 +219,6 @@ def test_a_farm_that_has_lost_its_claim_leaves_the_program_alone(farm: Farm, clu
     assert is_alive(pid)
     it.ends_well(job)
     assert it.starts() == [pid]
-
-
-@on("dask", "ray")
-def test_an_absent_engine_is_a_clear_error_and_the_next_attempt_goes_on(farm: Farm, cluster: Cluster) -> None:
-    where = cluster.setting(away_sec=0).replace(str(cluster.port), str(free_port()))
-    it = Engaged(farm, cluster, dl_engines=where)
-    first = it.ready()
-    job = it.enqueue()
-    until(lambda: (farm.job(job)["error"] or "").count("it has not answered for 0 s"), "the error")
-    assert farm.job(job)["status"] == "queued"
-    first.stop()
-    it.ready(dl_engines=cluster.setting())
-    it.hurry(job)
-    it.begun()
-    it.ends_well(job)
-    assert len(it.starts()) == 1
 
 
 @on("dask", "ray")

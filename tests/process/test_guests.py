@@ -31,7 +31,7 @@ def result(farm: Farm, task: str, **args: Any) -> Any:
     return farm.result(job)
 
 
-def test_only_the_process_that_claimed_a_job_writes_its_end(farm: Farm) -> None:
+def test_a_child_of_a_run_is_a_plain_process_and_only_the_one_that_claimed_the_job_writes_its_end(farm: Farm) -> None:
     program = ready(farm)
     for how in ("returns", "raises", "exits", "yields", "awaits", "in_a_transaction"):
         task = "child_ends" if how in ("returns", "raises", "exits") else f"child_{how}"
@@ -41,15 +41,6 @@ def test_only_the_process_that_claimed_a_job_writes_its_end(farm: Farm) -> None:
         assert farm.result(job) == "parent"
         result(farm, "tells_its_process")
         assert farm.story(job) == ["queued", "picked", "done"], how
-    assert len(program.workers()) == 1
-    assert program.stop() == 0
-    assert not program.events("worker.ownership.lost")
-    assert not program.events("worker.fenced")
-    assert len(program.events("worker.stopped")) == 1
-
-
-def test_a_child_of_a_run_is_a_plain_process(farm: Farm) -> None:
-    program = ready(farm)
     child = result(farm, "child_describes_itself")
     assert (child["handled"], child["mask"], child["wakeup"]) == ([], [], -1)
     assert "worker" not in child["title"]
@@ -66,6 +57,8 @@ def test_a_child_of_a_run_is_a_plain_process(farm: Farm) -> None:
     assert program.stop() == 0
     assert [line["level"] for line in program.events("logged by child 29")] == ["info"]
     assert not program.events("worker.ownership.lost")
+    assert not program.events("worker.fenced")
+    assert len(program.events("worker.stopped")) == 1
 
 
 def test_a_worker_that_a_run_has_changed_is_replaced(farm: Farm) -> None:

@@ -111,6 +111,29 @@ def test_d2_a_notification_wakes_idle_workers_and_none_that_is_busy_for_longer(f
     until(lambda: wakes(farm, 40) < 20, "the beats to have sent UNLISTEN")
 
 
+# A claim that has come to its end empty-handed waits here while the test holds the lock.
+SLOW_CLAIM = r"""
+DO $do$ BEGIN
+  EXECUTE regexp_replace(pg_get_functiondef('dl_take_keys'::regproc), 'END\s+\$function\$',
+                         'PERFORM pg_advisory_xact_lock_shared(8, 8); END $function$');
+END $do$
+"""
+
+
+def test_d8_a_notification_that_comes_during_a_claim_is_not_lost(farm: Farm) -> None:
+    """It arrives with the claim's answer, in the driver's backlog, where no select sees it."""
+    farm.conn.execute(SLOW_CLAIM)
+    farm.ready(workers=1, **POLL)
+    until(lambda: farm.sessions("dl-worker", "state = 'idle' AND query LIKE '%%dl_step%%'"), "the worker to sleep")
+    with psycopg.connect(farm.dsn) as gate:
+        gate.execute("SELECT pg_advisory_xact_lock(8, 8)")
+        farm.conn.execute("NOTIFY dl_jobs, 'q'")
+        at_the_gate = "wait_event_type = 'Lock' AND wait_event = 'advisory'"
+        until(lambda: farm.sessions("dl-worker", at_the_gate), "a claim that has found nothing")
+        job = farm.enqueue("noop")
+    farm.succeeds(job)
+
+
 FORKED = """
 import os
 import sys

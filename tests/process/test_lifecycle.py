@@ -367,7 +367,7 @@ def test_a_farm_that_starts_recovers_at_once_what_the_killed_farm_of_its_host_ha
     with farm.conn.transaction():
         for _ in range(7):
             farm.enqueue("noop", priority=0)  # short jobs: the worker's next claim takes several
-        holding = farm.enqueue("holds_the_gil_in_its_first_run", priority=1)
+        holding = farm.enqueue("holds_the_gil", priority=1, args={"sec": 600, "claims": 1})
         ahead = [farm.enqueue("noop", priority=2) for _ in range(5)]
     claimed = "SELECT FROM dl_jobs WHERE job_id = ANY(%s) AND status = 'running'"
     until(lambda: len(farm.rows(claimed, [holding, *ahead])) > 2, "some to be claimed ahead")

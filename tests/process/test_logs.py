@@ -210,12 +210,6 @@ def test_the_log_of_a_run_under_way_grows(written: Farm, tmp_path: Path) -> None
     assert after["at"] > first["at"]
 
 
-def test_a_program_that_opens_the_output_anew_takes_no_later_line(written: Farm) -> None:
-    job_id = written.enqueue("written.truncated")
-    written.wait(job_id, "succeeded")
-    assert texts(written, job_id)[-4:] == ["into /dev/stdout", "behind", "appended", "the end"]
-
-
 def test_a_failed_run_has_its_whole_traceback_in_its_log(written: Farm) -> None:
     job_id = written.enqueue("written.fails", max_attempts=1)
     written.wait(job_id, "failed")
@@ -228,6 +222,7 @@ def test_a_failed_run_has_its_whole_traceback_in_its_log(written: Farm) -> None:
     assert facts == ("written.fails", 1, "warning", "KeyError: 'the bottom'")
     in_stream = [line for line in seen(written).splitlines() if str(job_id) in line and "Traceback" in line]
     assert len(in_stream) == 1, "the farm's log has it once"
+    assert written.journal(job_id)[-1][1]["error_group"].startswith("KeyError at written_pipelines.py:deeper: ")
 
 
 def test_the_last_words_of_a_killed_worker_are_saved(written: Farm) -> None:
@@ -259,7 +254,11 @@ def test_nothing_is_kept_of_farms_that_want_no_logs(farm: Farm) -> None:
     assert lines(farm, job_id) == []
 
 
-def test_a_process_that_a_run_leaves_behind_writes_into_no_other_run(written: Farm, tmp_path: Path) -> None:
+def test_what_a_run_starts_takes_no_later_line_and_writes_into_no_other_run(written: Farm, tmp_path: Path) -> None:
+    """One program opens the output anew, which truncates it; another one goes on when the run has ended."""
+    first = written.enqueue("written.truncated")
+    written.wait(first, "succeeded")
+    assert texts(written, first)[-4:] == ["into /dev/stdout", "behind", "appended", "the end"]
     first = written.enqueue("written.leaves", args={"gate": str(tmp_path / "gate")})
     written.wait(first, "succeeded")
     assert {"parent", "straggler"} == set(texts(written, first))

@@ -15,7 +15,6 @@ from farming import Farm, LongJob, Program, until
 from hostile import QUEUE, Rows
 
 from dataloader.queue import args_schema, operations
-from dataloader.queue.reports import bulk, errors
 
 JOBS = 200
 # Each result that was not there when its job's end was written. The trigger of the test looks at that instant.
@@ -80,27 +79,6 @@ def test_the_model_of_a_pipelines_args_is_published_and_wrong_args_fail_for_good
     assert "hunter2" not in failed["error"]
 
 
-BOOM = "ValueError at farm_pipelines.py:errs: row # of … is wrong"
-
-
-def test_runs_that_fail_for_one_cause_are_one_group_and_come_back_together(farm: Farm) -> None:
-    farm.ready(workers=1)
-    texts = [f"row {number} of '{number}.csv' is wrong" for number in range(3)]
-    same = [farm.enqueue("errs", args={"text": text}, max_attempts=1) for text in texts]
-    secret = farm.enqueue("errs", args={"text": "password=hunter2x refused"}, max_attempts=1)
-    crashed = farm.enqueue("kills_itself", max_attempts=1)
-    for job_id in (*same, secret):
-        farm.wait(job_id, "failed")
-    farm.wait(crashed, "lost")
-    groups = {group["error_group"]: group for group in errors.groups(farm.conn)["groups"]}
-    assert (len(groups), groups[BOOM]["dead"], "hunter" in str(groups)) == (3, 3, False)
-    assert farm.journal(same[0])[-1][1]["error_group"] == BOOM
-    only = {"task": "errs", "error_group": BOOM}
-    assert bulk.change_queue(farm.conn, "requeue-dead", "q", "test", only=only).changed == 3
-    for job_id in same:
-        farm.wait(job_id, "failed")
-
-
 LEFT = "SELECT count(*) FROM dl_jobs WHERE lock_key LIKE 'healthy %%' AND status <> 'succeeded'"
 ASIDE = """
 SELECT count(*) FROM dl_jobs WHERE lock_key LIKE 'bad %%' AND status = 'failed' AND error LIKE 'no worker can%%'
@@ -108,9 +86,17 @@ SELECT count(*) FROM dl_jobs WHERE lock_key LIKE 'bad %%' AND status = 'failed' 
 HEALTHY = {"task": "'returns'", "lock_key": "'healthy ' || n"}
 
 
-def test_a_row_that_no_claim_can_take_is_set_aside_and_no_worker_dies(farm: Farm) -> None:
-    """Such a row ended each worker of its queue at its first claim, for ever."""
+REFUSES = """
+CREATE FUNCTION refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'this job stays'; END $$;
+CREATE TRIGGER refuses BEFORE UPDATE ON dl_jobs FOR EACH ROW
+  WHEN (OLD.status = 'running' AND NEW.status = 'queued' AND NEW.lock_key = 'stays') EXECUTE FUNCTION refuses()
+"""
+
+
+def test_a_row_that_no_claim_can_take_costs_no_worker_and_one_that_takes_no_end_no_keeper(farm: Farm) -> None:
+    """The first is set aside: it ended each worker of its queue at its first claim. The other one ended the keeper."""
     farm.conn.execute("DROP TRIGGER dl_jobs_check ON dl_jobs")
+    farm.conn.execute(REFUSES)
     farm.insert(3, task="'returns'", lock_key="'bad ' || n", claims="2147483647", max_attempts="1")
     farm.insert(20, **HEALTHY)
     program = farm.ready(workers=2)
@@ -118,8 +104,15 @@ def test_a_row_that_no_claim_can_take_is_set_aside_and_no_worker_dies(farm: Farm
     until(lambda: farm.rows(LEFT) == [(0,)], "the healthy jobs to run")
     until(lambda: farm.rows(ASIDE) == [(3,)], "the others to be set aside")
     assert {event["queue"] for event in program.logged("worker.job.set_aside")} == {"q"}
-    assert not program.events("process.crashed")
     assert {worker.pid for worker in program.workers()} == pids
+    job = farm.enqueue("recorded", lock_key="stays", args={"sec": 600})
+    farm.begun(job)
+    (keeper,) = program.children("keeper")
+    farm.worker(job).kill()
+    program.logged("keeper.settle.failed")
+    farm.works()
+    assert [each.pid for each in program.children("keeper")] == [keeper.pid]
+    assert not program.events("process.crashed")
 
 
 def test_hostile_rows_end_no_worker_and_no_reaper(farm: Farm) -> None:
@@ -137,27 +130,6 @@ def test_hostile_rows_end_no_worker_and_no_reaper(farm: Farm) -> None:
     crashed = [event for part in (program, reaper) for event in part.events("process.crashed")]
     assert not crashed, seed
     assert reaper.process.poll() is None
-
-
-REFUSES = """
-CREATE FUNCTION refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'this job stays'; END $$;
-CREATE TRIGGER refuses BEFORE UPDATE ON dl_jobs FOR EACH ROW
-  WHEN (OLD.status = 'running' AND NEW.status = 'queued' AND NEW.lock_key = 'stays') EXECUTE FUNCTION refuses()
-"""
-
-
-def test_a_row_that_takes_no_end_costs_no_keeper(farm: Farm) -> None:
-    """The keeper settles what a killed worker held. Such a row ended the keeper, again and again."""
-    farm.conn.execute(REFUSES)
-    program = farm.ready(workers=1)
-    job = farm.enqueue("recorded", lock_key="stays", args={"sec": 600})
-    farm.begun(job)
-    (keeper,) = program.children("keeper")
-    program.workers()[0].kill()
-    program.logged("keeper.settle.failed")
-    farm.works()
-    assert [each.pid for each in program.children("keeper")] == [keeper.pid]
-    assert not program.events("process.crashed")
 
 
 @pytest.fixture

@@ -1,18 +1,14 @@
 """The dashboard in a real browser: the application on a port, pages that are watched, the rules that none may break."""
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Self
-from uuid import UUID
+from typing import Any, Self
 
 from api_app import listening, running
-from hands import Worker, enqueue
 from patience import PATIENCE
 from playwright.sync_api import Browser, BrowserContext, Page, expect
-
-from dataloader.queue import db
 
 AXE = (Path(__file__).parent / "vendor" / "axe-4.14.1.min.js").read_text("utf-8")
 MOST_MS = PATIENCE * 1_000  # until a test gives up waiting
@@ -36,36 +32,6 @@ def served(dsn: str, **settings: Any) -> Iterator[str]:
     """The application on a port of this machine; its address."""
     with running(dsn, environment="test", **settings) as app, listening(app) as address:
         yield address
-
-
-class Placed(NamedTuple):
-    """A database of its own, a worker, and the dashboard on it."""
-
-    conn: db.Connection
-    worker: Worker
-    address: str
-
-    def ended(
-        self,
-        verb: str,
-        queue: str = "q",
-        error_group: str | None = None,
-        error: str = "ConnectionError: no answer",
-        **new: Any,
-    ) -> UUID:
-        """A job whose only run ends so."""
-        job_id = enqueue(self.conn, queue=queue, **new)
-        self.worker.finish(self.worker.take(queue), verb, error=error, error_group=error_group, delay_sec=600.0)
-        return job_id
-
-
-@contextmanager
-def placed(lend: Callable[[], AbstractContextManager[str]]) -> Iterator[Placed]:
-    """A database for the tests of one file."""
-    with lend() as dsn, served(dsn) as address, db.connect(dsn, name="scene", schema="public") as conn:
-        worker = Worker(dsn, "host:1:boot")
-        yield Placed(conn, worker, address)
-        worker.conn.close()
 
 
 class Visitor:

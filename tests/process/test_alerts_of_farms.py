@@ -43,9 +43,7 @@ def test_a_job_dies_and_the_message_arrives_signed_and_once(farm: Farm, receiver
         assert KEY not in text
 
 
-def test_the_places_of_an_mlx_node_count_for_all_workers_of_the_machine_and_a_killed_one_leaves_its_place(
-    farm: Farm,
-) -> None:
+def test_the_places_of_a_node_count_for_all_workers_and_a_killed_one_leaves_its_place(farm: Farm) -> None:
     with closing(FakeNode()) as node, closing(FakeNode("mlx", ("mlx-community/Llama-3.2-3B",))) as mlx:
         mlx.behave = "hangs"
         nodes = {"ollama_api_url": node.url, "mlx_api_url": mlx.url, "ollama_base_url": "", "dl_llm_busy_percent": 100}

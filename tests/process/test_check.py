@@ -113,20 +113,20 @@ OF_SERVER = {"pg_host": "127.0.0.1", "pg_port": "1", "pg_user": "u", "pg_passwor
 ABSENT = ("port=1: connection failed", "correct host and port")
 
 
-@pytest.mark.parametrize(
-    ("settings", "level", "about", "what", "advice"),
-    [
-        ({}, "error", "database", "no database is configured", "DL_DB_DSN or PG_HOST"),
-        ({"dl_db_dsn": NOWHERE}, "error", "database", *ABSENT),
-        (OF_SERVER, "error", "database", *ABSENT),
-        ({"dl_db_dsn": "", "dl_target_dsn": NOWHERE}, "error", "target", *ABSENT),
-        ({"dl_db_dsn": "", "pg_schema": "elsewhere"}, "warning", "target", "elsewhere", "CREATE SCHEMA elsewhere"),
-    ],
-    ids=["no database", "one that is not there", "the same by PG_HOST", "no target", "a schema that is not found"],
-)
-def test_a_database_that_cannot_be_used(
-    check: Check, dsn: str, settings: dict[str, str], level: str, about: str, what: str, advice: str
-) -> None:
+UNUSABLE: dict[str, tuple[dict[str, str], str, str, str, str]] = {
+    "no database": ({}, "error", "database", "no database is configured", "DL_DB_DSN or PG_HOST"),
+    "one that is not there": ({"dl_db_dsn": NOWHERE}, "error", "database", *ABSENT),
+    "the same by PG_HOST": (OF_SERVER, "error", "database", *ABSENT),
+    "no target": ({"dl_db_dsn": "", "dl_target_dsn": NOWHERE}, "error", "target", *ABSENT),
+    "a schema that is not found": (
+        *({"dl_db_dsn": "", "pg_schema": "elsewhere"}, "warning", "target", "elsewhere", "CREATE SCHEMA elsewhere"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_a_database_that_cannot_be_used(check: Check, dsn: str, case: str) -> None:
+    settings, level, about, what, advice = UNUSABLE[case]
     found = check(**{name: value or dsn for name, value in settings.items()}).of(level)
     assert [(found_about, what in text, advice in cure) for found_about, text, cure in found] == [(about, True, True)]
 
@@ -235,18 +235,9 @@ FINDINGS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("statements", "whose", "level", "about", "what", "advice"), FINDINGS.values(), ids=FINDINGS)
-def test_what_is_wrong_with_a_schema_or_a_role_is_named_with_what_helps(
-    check: Check,
-    own_db: str,
-    role: str,
-    statements: list[str],
-    whose: str,
-    level: str,
-    about: str,
-    what: str,
-    advice: str,
-) -> None:
+@pytest.mark.parametrize("case", FINDINGS)
+def test_what_is_wrong_with_a_schema_or_a_role_is_named(check: Check, own_db: str, role: str, case: str) -> None:
+    statements, whose, level, about, what, advice = FINDINGS[case]
     grant_all(own_db, role)
     for statement in statements:
         execute(own_db, statement, role)

@@ -79,9 +79,7 @@ def test_a7_an_outage_longer_than_the_leases_costs_no_living_worker_its_job(data
     assert not reaper.events("reaper.job.taken")
 
 
-def test_a_database_that_was_restored_to_the_past_is_served_by_the_same_workers(
-    database: Database, served: Farm
-) -> None:
+def test_a_database_restored_to_the_past_is_served_by_the_same_workers(database: Database, served: Farm) -> None:
     """Claims that it does not know are dropped with a line, and the runs of its own past are made again."""
     folder = database.server.root
     program = served.ready(workers=2, pg_connect_timeout=1)

@@ -87,9 +87,7 @@ def test_an_idle_client_does_not_hold_up_the_stop_and_a_start_that_fails_leaves_
     server.stop()
 
 
-def test_it_speaks_utf8_and_utc_whatever_the_environment_and_programs_log_in_as_an_ordinary_role(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_speaks_utf8_and_utc_and_its_role_is_ordinary(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"LANG": "xx_XX.KOI8-R", "LC_ALL": "xx_XX", "TZ": "Asia/Tokyo", "PGDATA": "/"}.items():
         monkeypatch.setenv(name, value)
     with start(root, {"max_connections": "17"}) as server, psycopg.connect(server.dsn) as conn:
@@ -194,9 +192,7 @@ def test_without_usable_programs_or_a_user_the_error_says_what_to_do(
 
 
 @as_root
-def test_a_parent_that_the_user_cannot_enter_is_named_and_a_cluster_of_another_user_id_is_taken_over(
-    made: Path,
-) -> None:
+def test_a_parent_that_the_user_cannot_enter_is_named_and_a_foreign_cluster_taken_over(made: Path) -> None:
     barred = made / "secret"
     barred.mkdir()
     barred.chmod(0o700)

@@ -222,9 +222,7 @@ def test_a_farm_that_has_lost_its_claim_leaves_the_program_alone(farm: Farm, clu
 
 
 @on("dask", "ray")
-def test_a_silent_engine_is_waited_for_and_a_cancellation_that_it_does_not_confirm_is_noted(
-    farm: Farm, cluster: Cluster
-) -> None:
+def test_a_silent_engine_is_waited_for_and_an_unconfirmed_cancellation_is_noted(farm: Farm, cluster: Cluster) -> None:
     """The job ends in time, and says that the program may go on; once the engine answers, the program is stopped."""
     it = Engaged(farm, cluster)
     program = it.ready()

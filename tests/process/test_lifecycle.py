@@ -128,9 +128,7 @@ def test_a_stuck_worker_is_killed_after_dl_stall_sec(farm: Farm) -> None:
     farm.works()
 
 
-def test_a_locked_table_of_logs_stops_neither_the_beats_nor_the_keeper_and_a_lost_commit_loses_no_line(
-    farm: Farm, own_db: str
-) -> None:
+def test_neither_a_locked_table_of_logs_nor_a_lost_commit_of_lines_hurts(farm: Farm, own_db: str) -> None:
     """A run whose output cannot be written keeps its session; when its worker dies, its job comes back at once."""
     farm.conn.execute(DIES_AT_ITS_COMMIT)
     program = farm.ready(workers=1, dl_stall_sec=3)

@@ -68,9 +68,7 @@ def test_a7_a_run_without_heartbeat_and_safe_points_is_ended(farm: Farm, by_itse
     farm.works()
 
 
-def test_e7_a_worker_whose_pipeline_took_its_signals_is_replaced_and_one_whose_modules_did_still_hears(
-    farm: Farm,
-) -> None:
+def test_e7_a_worker_whose_signals_were_taken_is_replaced_or_takes_them_back(farm: Farm) -> None:
     """Else it would never hear that it should drain; nor did it hear what was sent to it in that run.
 
     It takes the signals back after the import of a module, and the wake-ups at its next wait; it is not replaced.

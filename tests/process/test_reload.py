@@ -206,9 +206,7 @@ def test_a_worker_whose_import_hangs_is_killed_and_replaced(farm: Farm) -> None:
     assert program.events("supervisor.start.failed")[-1]["calling"] == "import of mine"
 
 
-def test_hup_with_other_queues_starts_the_new_and_ends_the_old_and_with_wrong_settings_changes_nothing(
-    farm: Farm,
-) -> None:
+def test_hup_brings_other_queues_and_with_wrong_settings_changes_nothing(farm: Farm) -> None:
     """They are wrong, or wish for more workers than there is room for."""
     program, reload = with_dotenv(farm, wish(q=2, a=1))
     program.logged("worker.started", 3)

@@ -41,9 +41,7 @@ def files(soft: int, hard: int) -> list[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT, signal.SIGTERM])
-def test_workers_that_inherit_blocked_signals_reload_bury_their_children_and_stop(
-    farm: Farm, number: signal.Signals
-) -> None:
+def test_workers_that_inherit_blocked_signals_reload_and_stop(farm: Farm, number: signal.Signals) -> None:
     program = farm.ready(1, before=WITH_BLOCKED_SIGNALS)
     program.signal(signal.SIGHUP)
     program.logged("worker.started", 2)
@@ -61,9 +59,7 @@ def test_other_programs_that_inherit_blocked_signals_stop(farm: Farm, name: str)
 
 
 @pytest.mark.parametrize(("workers", "soft", "hard"), [(1, 64, 4_096), (3, 108, 108)])
-def test_a_low_soft_limit_of_open_files_is_raised_and_the_number_that_workers_ask_for_is_enough(
-    farm: Farm, workers: int, soft: int, hard: int
-) -> None:
+def test_a_low_soft_limit_of_open_files_is_raised(farm: Farm, workers: int, soft: int, hard: int) -> None:
     farm.ready(workers, before=files(soft, hard))
     farm.succeeds(*(farm.enqueue("noop") for _ in range(20)))
 

@@ -243,9 +243,7 @@ def test_from_nothing_to_finished_jobs_over_a_stop_a_kill_and_a_drain(home: Path
             assert finished, third.output
 
 
-def test_what_it_prints_can_be_pasted_and_a_second_one_with_its_folder_or_port_is_refused(
-    farm: Farm, home: Path
-) -> None:
+def test_what_it_prints_can_be_pasted_and_a_second_one_is_refused(farm: Farm, home: Path) -> None:
     pasted = next(line for line in farm.output.splitlines() if "try it" in line).split(maxsplit=2)[2]
     done = subprocess.run(pasted, shell=True, capture_output=True, text=True)
     assert json.loads(done.stdout)["status"] in ("queued", "running"), done.stderr

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,7 +24,6 @@ from farm_pipelines import RUNS
 from forkserver import Forked
 from judge import illegal
 from patience import PATIENCE as PATIENCE
-from ports import free_port as free_port
 
 from dataloader.config import Settings
 from dataloader.queue import db, enqueue, lifecycle, operations
@@ -31,6 +31,11 @@ from dataloader.queue.reports import stats
 
 CHECKOUT = Path(__file__).parents[2]
 until = partial(patience.until, pause=0.02)
+
+# Below the ports that the kernel gives to connections, for one of those could take a port before its server starts.
+# Each process of a run has a thousand of its own, and begins somewhere among them, for another run may be beside it.
+_first = 12_000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 20 * 1_000
+_ports = itertools.islice(itertools.cycle(range(_first, _first + 1_000)), os.getpid() % 1_000, None)
 
 # The tables of the queue, without those in which the programs keep what they write only once.
 EMPTIED = """
@@ -81,6 +86,15 @@ def status(port: int, path: str = "/health", host: str = "127.0.0.1") -> int:
 def answers(port: int, path: str = "/health", host: str = "127.0.0.1") -> bool:
     """Whether a server at this port answers 200."""
     return status(port, path, host) == 200
+
+
+def free_port() -> int:
+    """A port of this machine for the server of a test."""
+    while True:
+        port = next(_ports)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def environment() -> dict[str, str]:

@@ -15,7 +15,6 @@ import secrets
 import shutil
 import signal
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -66,27 +65,9 @@ def pytest_configure(config: pytest.Config) -> None:
     migrations.migrate(create("template", template=os.environ.get(BASE, "template1")), schema="public")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the option of the project's tests."""
-    parser.addoption("--cases", type=int, metavar="N", help="run at most N cases of a test with parameters")
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what `--cases` does, and begin with the longest: one started last would run alone."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest: one started last would run alone."""
     items.sort(key=lambda item: item.get_closest_marker("longest") is None)
-    if left_out := [*_further_cases(items, config.option.cases)]:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
-
-
-def _further_cases(items: list[pytest.Item], most: int | None) -> Iterator[pytest.Item]:
-    counts = Counter[str]()
-    for item in sorted(items, key=lambda item: item.nodeid) if most else ():  # whatever the order of this run
-        function = item.nodeid.partition("[")[0]
-        counts[function] += 1
-        if counts[function] > (most or 0):
-            yield item
 
 
 def pytest_xdist_auto_num_workers() -> int:

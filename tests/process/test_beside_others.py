@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -64,33 +65,25 @@ class Others:
         self.over = threading.Event()
         self.inserted: list[UUID] = []
         self.batons: list[tuple[UUID, UUID]] = []  # a job of theirs, and the one of ours that waits for its key
-        self.failures: list[BaseException] = []
-        steps = [self.produce, self.reap, self.pass_keys, self.work, self.work]
-        self.threads = [threading.Thread(target=self.repeat, args=(step,)) for step in steps]
 
     def run(self, seconds: float) -> None:
         """Let them work for so long; raises what any of them met."""
-        for thread in self.threads:
-            thread.start()
-        self.over.wait(seconds)  # the length of the load
-        self.over.set()
-        for thread in self.threads:
-            thread.join()
-        if self.failures:
-            raise self.failures[0]
+        steps = (self.produce, self.reap, self.pass_keys, self.work, self.work)
+        with ThreadPoolExecutor(len(steps)) as threads:
+            services = [threads.submit(self.repeat, step) for step in steps]
+            wait(services, seconds, FIRST_COMPLETED)  # the length of the load: none ends before, but by an error
+            self.over.set()
+        for service in services:
+            service.result()
 
     def repeat(self, step: Callable[[psycopg.Connection[Any]], Generator[float]]) -> None:
         """Go through a service's steps; what it yields are its pauses in seconds."""
-        try:
-            with (
-                psycopg.connect(self.dsn, autocommit=True, application_name="another") as conn,
-                closing(step(conn)) as pauses,
-            ):
-                while not self.over.wait(next(pauses)):
-                    pass
-        except BaseException as e:
-            self.failures.append(e)
-            self.over.set()
+        with (
+            psycopg.connect(self.dsn, autocommit=True, application_name="another") as conn,
+            closing(step(conn)) as pauses,
+        ):
+            while not self.over.wait(next(pauses)):
+                pass
 
     def insert(self, conn: psycopg.Connection[Any], queue: str, lock_key: str, in_sec: float = 0) -> UUID:
         """Insert a job as a producer does that knows only the contract."""

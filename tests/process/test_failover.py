@@ -38,17 +38,11 @@ def either(*sockets: Path) -> str:
     return f"host={','.join(map(str, sockets))} user=dataloader dbname=postgres target_session_attrs=read-write"
 
 
-class Name:
-    """A name whose address moves: a link to the folder of the socket of one server, then of another."""
-
-    def __init__(self, path: Path, server: Database) -> None:
-        self.path = path
-        self.leads_to(server)
-
-    def leads_to(self, server: Database) -> None:
-        new = self.path.with_suffix(".new")
-        new.symlink_to(server.socket)
-        new.rename(self.path)
+def leads_to(name: Path, server: Database) -> None:
+    """Move the address of a name: a link to the folder of the socket of one server, then of another."""
+    new = name.with_suffix(".new")
+    new.symlink_to(server.socket)
+    new.rename(name)
 
 
 class Producer(threading.Thread):
@@ -283,8 +277,9 @@ PICKED = "SELECT FROM dl_job_events WHERE job_id = %s AND kind = 'picked'"
 def test_h3_a_planned_change_loses_nothing_and_the_name_in_the_dsn_may_move(primary: Database, tmp_path: Path) -> None:
     """As with a managed PostgreSQL: one name, refused at first, then a server that cannot write, then a primary."""
     with root() as folder, following(primary, folder) as standby:
-        name = Name(tmp_path / "name", primary)
-        with farm_on(f"host={name.path} user=dataloader dbname=postgres", tmp_path) as farm:
+        name = tmp_path / "name"
+        leads_to(name, primary)
+        with farm_on(f"host={name} user=dataloader dbname=postgres", tmp_path) as farm:
             program = farm.ready(workers=3, debug=1)
             farm.reaper()
             job = LongJob(farm, "long")
@@ -293,7 +288,7 @@ def test_h3_a_planned_change_loses_nothing_and_the_name_in_the_dsn_may_move(prim
                 lost_at = time.time()
                 primary.end(FAST)
                 until(lambda: "No such file" in refusals(program), "a refused connection")
-                name.leads_to(standby)
+                leads_to(name, standby)
                 until(lambda: "session is read-only" in refusals(program), "a session that cannot write")
                 fail_over(farm, standby, lost_at)
                 have_added(producers, 50)

@@ -6,6 +6,7 @@ import random
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from uuid import UUID
@@ -94,17 +95,18 @@ class Fire:
         """Farms, producers and faults for SECONDS and 20 jobs for each; then farms alone until every job has ended."""
         farms = [self.start_farm() for _ in range(FARMS)]
         self.farm.start("reaper")
-        producers = [threading.Thread(target=self.produce, args=(number,)) for number in range(PRODUCERS)]
+        with ThreadPoolExecutor(PRODUCERS) as threads:
+            producers = [threads.submit(self.produce, number) for number in range(PRODUCERS)]
+            try:
+                until(lambda: len(self.acknowledged) > 10, "jobs")
+                ends = time.monotonic() + SECONDS
+                while time.monotonic() < ends or len(self.acknowledged) < 20 * SECONDS:
+                    time.sleep(self.chance.uniform(0.1, 1.0))
+                    self.fan(farms)
+            finally:
+                self.is_over.set()
         for each in producers:
-            each.start()
-        until(lambda: len(self.acknowledged) > 10, "jobs")
-        ends = time.monotonic() + SECONDS
-        while time.monotonic() < ends or len(self.acknowledged) < 20 * SECONDS:
-            time.sleep(self.chance.uniform(0.1, 1.0))
-            self.fan(farms)
-        self.is_over.set()
-        for each in producers:
-            each.join()
+            each.result()
         until(self._is_drained, "every job to end", patience=120)
 
     def _is_drained(self) -> bool:

@@ -215,24 +215,21 @@ def test_what_is_declared_wins_over_what_was_learned() -> None:
 def test_room_gathers_once_one_job_was_passed_over_for_long_enough(
     shared: SharedSlots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at = [1_000.0]
+    at, next_job = [1_000.0], LeftOut(BIG, datetime(2026, 1, 2, tzinfo=UTC))
     monkeypatch.setattr(admission, "now", lambda: at[0])
     monkeypatch.setattr(admission, "memory_used", lambda pid: 0)
     made, never = admission_of(shared, 60), admission_of(shared, 0)
     for each in (made, never):
         each.know({BIG: Needs(900)})
-    made.passed(left_out(BIG), [BIG])
-    at[0] += 59
-    made.passed(left_out(BIG), [BIG])
-    assert reserved(shared) is None
-    made.passed(LeftOut(BIG, datetime(2026, 1, 2, tzinfo=UTC)), [BIG])  # the next job
-    at[0] += 59
-    made.passed(LeftOut(BIG, datetime(2026, 1, 2, tzinfo=UTC)), [BIG])
+    for later, left in ((0, left_out(BIG)), (59, left_out(BIG)), (0, next_job), (59, next_job)):
+        at[0] += later
+        made.passed(left, [BIG])
+        assert reserved(shared) is None
     for _ in range(2):
         never.passed(left_out(BIG), [BIG])
         at[0] += 600
     assert reserved(shared) is None
-    made.passed(LeftOut(BIG, datetime(2026, 1, 2, tzinfo=UTC)), [BIG])
+    made.passed(next_job, [BIG])
     assert reserved(shared) == BIG
 
 

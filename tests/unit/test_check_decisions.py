@@ -117,16 +117,11 @@ def test_what_helps_against_no_session(message: str, advice: str) -> None:
     assert "s3cret" not in found.what
 
 
-def test_the_folder_of_files(tmp_path: Path) -> None:
+def test_the_folders_of_files_and_of_logs(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert check.data_folder(tmp_path, given=True).level == "ok"
-    assert check.data_folder(tmp_path / "none", given=True).level == "error"
-    assert check.data_folder(tmp_path / "none", given=False).level == "warning"
+    assert [check.data_folder(tmp_path / "none", given=given).level for given in (True, False)] == ["error", "warning"]
     assert "is no folder" in check.data_folder(tmp_path / "file", given=True).what
-
-
-def test_the_folders_of_logs(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
     assert check.written_folder("LOG_PATH", tmp_path / "to" / "be" / "made").level == "ok"
     assert check.written_folder("LOG_PATH", tmp_path / "file" / "x").level == "error"
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
@@ -149,25 +144,20 @@ def test_settings_without_effect_are_told(monkeypatch: pytest.MonkeyPatch) -> No
     ]
 
 
-def test_settings_of_objects_are_shown_without_their_secrets() -> None:
+def test_settings_are_shown_without_their_secrets() -> None:
     engines = {"address": "http://u:s3cret@ray:8265", "token": "s3cret", "entrypoints": {"total": "python total.py"}}
     given: dict[str, Any] = {
         "_env_file": None,
         "dl_engines": json.dumps({"lab": {"engine": "ray", **engines}}),
         "dl_commands": json.dumps({"hello": {"argv": ["/bin/echo", "hello"]}}),
         "workers_json": '[{"queue": "q", "concurrency": 2}]',
+        **{"dl_db_dsn": "postgresql://u:s3cret@db/q", "pg_password": "s3cret", "dl_target_dsn": DSN},
+        "cbr_base_url": "https://u:s3cret@example.org/x",
     }
     shown = check.shown(config.load(**given))
     assert "s3cret" not in str(shown)
+    assert (shown["PG_PASSWORD"], shown["DL_TARGET_DSN"]) == ("***", "user=u dbname=d host=db")
     assert json.loads(shown["DL_ENGINES"])["lab"]["entrypoints"]["total"]["command"] == "python total.py"
     assert json.loads(shown["DL_COMMANDS"])["hello"]["argv"] == ["/bin/echo", "hello"]
     assert json.loads(shown["WORKERS_JSON"])[0]["queue"] == "q"
-
-
-def test_secrets_are_not_shown() -> None:
-    given: dict[str, Any] = {"dl_db_dsn": "postgresql://u:s3cret@db/q", "pg_password": "s3cret"}
-    given |= {"dl_target_dsn": DSN, "cbr_base_url": "https://u:s3cret@example.org/x"}
-    shown = check.shown(config.load(**given))
-    assert "s3cret" not in str(shown)
-    assert (shown["PG_PASSWORD"], shown["DL_TARGET_DSN"]) == ("***", "user=u dbname=d host=db")
     assert list(shown) == [name.upper() for name in config.Settings.model_fields]

@@ -57,12 +57,6 @@ def test_servers_have_the_contracts_zone_and_people_their_machines(
     assert settings.people_zone == (given.get("TIMEZONE") or "Asia/Tokyo")
 
 
-def test_the_environment_wins_over_dotenv(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / ".env").write_text("APP_PORT=9000\nENVIRONMENT=stage\n")
-    monkeypatch.setenv("APP_PORT", "9001")
-    assert (load().app_port, load().environment) == (9001, "stage")
-
-
 NO_HOSTS = ("http://127.0.0.1", "127.0.0.1:80", "[::1]:80", "a b", "[::1", "unix:/run/x", "x" * 64)
 NO_SCHEDULER = 'scheduler: should be "lag", "sequential", "strict"'
 WRONG_WORKERS = [
@@ -133,21 +127,18 @@ def test_a_wrong_value_is_named_and_not_shown(
     assert "s3cret" not in str(caught.value)
 
 
-def test_a_token_is_known_by_its_hash_and_the_hash_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DL_API_TOKENS", f"[{TOKEN}]")
-    (token,) = load().dl_api_tokens
-    assert (token.name, token.scopes, token.sha256.get_secret_value()) == ("a", ("read",), 64 * "0")
-    assert 8 * "0" not in repr(load()) + str(check.shown(load()))
-
-
-def test_all_wrong_variables_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("APP_PORT", "x")
-    monkeypatch.setenv("WORKERS_JSON", "x")
-    monkeypatch.setenv("DL_STALL_SEC", "x")
+def test_the_environment_wins_over_dotenv_and_all_wrong_variables_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / ".env").write_text("APP_PORT=9000\nENVIRONMENT=stage\n")
+    monkeypatch.setenv("APP_PORT", "9001")
+    assert (load().app_port, load().environment) == (9001, "stage")
+    wrong = ["APP_PORT", "WORKERS_JSON", "DL_STALL_SEC"]
+    for name in wrong:
+        monkeypatch.setenv(name, "x")
     with pytest.raises(ConfigError) as caught:
         load()
-    wrong = [line.split(":")[0] for line in str(caught.value).splitlines()]
-    assert wrong == ["APP_PORT", "WORKERS_JSON", "DL_STALL_SEC"]
+    assert [line.split(":")[0] for line in str(caught.value).splitlines()] == wrong
 
 
 @pytest.mark.parametrize(
@@ -198,9 +189,12 @@ def test_a_dotenv_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path
         load()
 
 
-def test_a_misspelt_variable_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_misspelt_variable_is_found_and_no_setting_counts_as_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / ".env").write_text("TIME_ZONE=UTC\nCOMPOSE_PROJECT_NAME=x\nexport APP_PORT=1\n")
-    for name in ("DL_HEARTBEAT_SECS", "PG_PASWORD", "WORKER_JSON", "DL_UNRELATED", "APP_PORTS", "PG_VERSION"):
+    wrong = ("DL_HEARTBEAT_SECS", "PG_PASWORD", "WORKER_JSON", "DL_UNRELATED", "APP_PORTS", "PG_VERSION")
+    for name in (*wrong, *(name.upper() for name in config.Settings.model_fields)):
         monkeypatch.setenv(name, "x")
     assert config.misspelt() == [
         ("DL_HEARTBEAT_SECS", "DL_HEARTBEAT_SEC"),
@@ -210,12 +204,6 @@ def test_a_misspelt_variable_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path:
     ]
 
 
-def test_no_setting_counts_as_misspelt(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in config.Settings.model_fields:
-        monkeypatch.setenv(name.upper(), "x")
-    assert config.misspelt() == []
-
-
 @pytest.mark.parametrize(
     ("path", "made"), [("docs/settings.md", settings_doc.markdown), (".env.example", settings_doc.dotenv)]
 )
@@ -223,15 +211,12 @@ def test_the_files_made_from_the_settings_are_up_to_date(path: str, made: Callab
     assert (PROJECT / path).read_text("utf-8") == made(), "make it anew with: python tools/settings_doc.py"
 
 
-def test_every_setting_says_what_it_means_and_lies_in_a_group() -> None:
+def test_every_setting_says_what_it_means_and_the_example_has_its_default(tmp_path: Path) -> None:
     fields = config.Settings.model_fields
     sentences = settings_doc.sentences()
     assert [name for name in fields if not sentences.get(name, "").endswith(".")] == []
     assert next(iter(fields)) in settings_doc.GROUPS
     assert set(settings_doc.GROUPS) <= set(fields)
-
-
-def test_the_example_with_all_its_lines_in_force_is_the_defaults(tmp_path: Path) -> None:
     lines = settings_doc.dotenv().splitlines()
     (tmp_path / ".env").write_text("\n".join(line.removeprefix("#") for line in lines if not line.startswith("# ")))
     assert load() == config.Settings(_env_file=None)
@@ -255,26 +240,40 @@ def test_where_the_queue_and_the_target_are(monkeypatch: pytest.MonkeyPatch) -> 
     assert load().target_dsn == "host=t"
 
 
-def test_lists_of_urls_are_split_and_shown_without_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_setting_of_several_values_becomes_and_how_it_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OLLAMA_API_URL", "http://gpu1:11434, https://u:s3cret@gpu2/ollama,")
-    assert load().ollama_api_url == ("http://gpu1:11434", "https://u:s3cret@gpu2/ollama")
-    assert check.shown(load())["OLLAMA_API_URL"] == "http://gpu1:11434,https://u:***@gpu2/ollama"
-
-
-def test_a_category_that_is_given_replaces_the_defaults_and_the_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DL_LLM_CATEGORIES", '{"coding": ["starcoder*"]}')
-    table = load().dl_llm_categories
-    assert table == config.CATEGORIES | {"coding": ["starcoder*"]}
-    assert '"coding": ["starcoder*"]' in check.shown(load())["DL_LLM_CATEGORIES"]
+    monkeypatch.setenv("DL_API_TOKENS", f"[{TOKEN}]")
+    settings = load()
+    shown = check.shown(settings)
+    assert settings.ollama_api_url == ("http://gpu1:11434", "https://u:s3cret@gpu2/ollama")
+    assert shown["OLLAMA_API_URL"] == "http://gpu1:11434,https://u:***@gpu2/ollama"
+    assert settings.dl_llm_categories == config.CATEGORIES | {"coding": ["starcoder*"]}, "the others stay"
+    assert '"coding": ["starcoder*"]' in shown["DL_LLM_CATEGORIES"]
+    (token,) = settings.dl_api_tokens
+    assert (token.name, token.scopes, token.sha256.get_secret_value()) == ("a", ("read",), 64 * "0")
+    assert 8 * "0" not in repr(settings) + str(shown)
 
 
-def test_the_secrets_of_webhooks_come_from_the_environment_or_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    Path(".env").write_text("DL_WEBHOOK_A=of the file\nDL_WEBHOOK_B=too\nDL_WEBHOOK_EMPTY=\n")
+def test_secrets_come_from_the_environment_else_the_dotenv_else_a_file_of_their_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Path(".env").write_text("DL_WEBHOOK_A=of the dotenv\nDL_WEBHOOK_B=too\nDL_WEBHOOK_EMPTY=\n")
+    (tmp_path / "pg_password").write_text("from the file\n")
+    (tmp_path / "pg_user").write_text("file")
+    (tmp_path / "dl_webhook_c").write_text("https://hooks.slack.com/services/T1/B2\n")
+    monkeypatch.setenv("DL_SECRETS_DIR", str(tmp_path))
+    monkeypatch.setenv("PG_USER", "environment")
     monkeypatch.setenv("DL_WEBHOOK_A", "of the environment")
-    names = ("DL_WEBHOOK_A", "DL_WEBHOOK_B", "DL_WEBHOOK_EMPTY", "DL_WEBHOOK_NONE")
-    assert [config.webhook_secret(name) for name in names] == ["of the environment", "too", None, None]
+    settings = load()
+    assert (settings.pg_password.get_secret_value(), settings.pg_user) == ("from the file", "environment")
+    found = [config.webhook_secret(f"DL_WEBHOOK_{name}") for name in ("A", "B", "C", "EMPTY", "NONE")]
+    assert found == ["of the environment", "too", "https://hooks.slack.com/services/T1/B2", None, None]
     with pytest.raises(ValueError, match="PG_PASSWORD should begin with DL_WEBHOOK_"):
         config.webhook_secret("PG_PASSWORD")
+    os.mkfifo(tmp_path / "dl_webhook_pipe")
+    with pytest.raises(ConfigError, match=r"dl_webhook_pipe in .* cannot be read: should be a regular file"):
+        config.webhook_secret("DL_WEBHOOK_PIPE")
 
 
 def test_a_farm_without_a_wish_serves_the_queue_of_alerts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,21 +281,6 @@ def test_a_farm_without_a_wish_serves_the_queue_of_alerts(monkeypatch: pytest.Mo
     assert [spec.served for spec in load().workers] == [("etl.default",), ("calls",)]
     monkeypatch.setenv("WORKERS_JSON", '[{"queue":"a"}]')
     assert [spec.served for spec in load().workers] == [("a",)]
-
-
-def test_a_file_gives_a_setting_that_nothing_else_gives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "pg_password").write_text("from the file\n")
-    (tmp_path / "pg_user").write_text("file")
-    (tmp_path / "dl_webhook_slack").write_text("https://hooks.slack.com/services/T1/B2\n")
-    monkeypatch.setenv("DL_SECRETS_DIR", str(tmp_path))
-    monkeypatch.setenv("PG_USER", "environment")
-    settings = load()
-    assert (settings.pg_password.get_secret_value(), settings.pg_user) == ("from the file", "environment")
-    assert config.webhook_secret("DL_WEBHOOK_SLACK") == "https://hooks.slack.com/services/T1/B2"
-    assert config.webhook_secret("DL_WEBHOOK_OTHER") is None
-    os.mkfifo(tmp_path / "dl_webhook_pipe")
-    with pytest.raises(ConfigError, match=r"dl_webhook_pipe in .* cannot be read: should be a regular file"):
-        config.webhook_secret("DL_WEBHOOK_PIPE")
 
 
 def test_a_folder_of_secrets_that_cannot_be_read_stops_the_start(

@@ -106,10 +106,13 @@ def test_a_manifest_fits_the_schema(document: dict[str, Any], version: str) -> N
     validate.validate(document, version, strict=True)
 
 
-def test_the_kustomization_names_every_manifest() -> None:
+def test_the_kustomization_names_every_manifest_and_the_map_has_settings_alone() -> None:
     folder = DEPLOY / "kubernetes"
     kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
     assert {*kustomization["resources"], "kustomization.yaml"} == {file.name for file in folder.glob("*.yaml")}
+    (settings,) = (each["data"] for each in MANIFESTS if each["kind"] == "ConfigMap")
+    assert {name.lower() for name in settings} <= set(Settings.model_fields)
+    assert "PG_PASSWORD" not in settings
 
 
 def test_pods_have_the_time_that_a_stop_needs() -> None:
@@ -138,12 +141,6 @@ def test_pods_have_few_rights(name: str) -> None:
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
 
 
-def test_the_map_has_settings_alone() -> None:
-    (settings,) = (each["data"] for each in MANIFESTS if each["kind"] == "ConfigMap")
-    assert {name.lower() for name in settings} <= set(Settings.model_fields)
-    assert "PG_PASSWORD" not in settings
-
-
 ROOT = Path(__file__).parents[2]
 LOCK = (ROOT / "deploy" / "requirements.lock").read_text()
 ENTRIES = re.findall(r"^([\w.-]+)(?:\[\w+\])?==(\S+)(?: ;[^\\\n]*)?( ?\\\n +--hash=sha256:)?", LOCK, re.MULTILINE)
@@ -169,25 +166,17 @@ def needed(requirement: Requirement, found: dict[str, Requirement]) -> dict[str,
     return found
 
 
-def test_the_lock_fits_setup_cfg() -> None:
+def test_the_lock_names_every_library_that_setup_cfg_needs_with_its_hash_and_no_other() -> None:
     """`python tools/lock.py` makes it anew."""
-    for each in asked_for():
-        pinned = PINNED.get(canonicalize_name(each.name), "0.dev0")
-        assert each.specifier.contains(pinned, prereleases=False), each
-
-
-def test_the_lock_names_every_library_and_no_other() -> None:
     found: dict[str, Requirement] = {}
     for each in asked_for():
+        assert each.specifier.contains(PINNED.get(canonicalize_name(each.name), "0.dev0"), prereleases=False), each
         needed(each, found)
     names = {canonicalize_name(each.name) for each in found.values()}
     assert names - set(PINNED) == set()
     # A line with a marker may be for another platform or Python.
     everywhere = {canonicalize_name(name) for name in re.findall(r"^([\w.-]+).*==\S+ \\$", LOCK, re.MULTILINE)}
     assert everywhere - names == set()
-
-
-def test_every_version_has_hashes() -> None:
     assert len(ENTRIES) == len(re.findall(r"^\w", LOCK, re.MULTILINE)) > 20
     assert [name for name, _, hashes in ENTRIES if not hashes] == []
 
@@ -246,39 +235,32 @@ ILL: dict[str, tuple[dict[str, str], str, dict[str, str]]] = {
     "ConnectionsNearlyUsed": ({"dl_postgres_connections": "20x60 95x60"}, "70m", {}),
     "ApiFails": ({ERROR_503: "0+1x60 70+50x60"}, "80m", {"instance": "farm1:8081"}),
 }  # fmt: skip
-needs_promtool = pytest.mark.skipif(not PROMTOOL, reason="promtool (Debian package prometheus) is not installed")
 NAMES = re.findall(r"- alert: (\w+)", RULES.read_text())
 
 
-def promtool(*words: str | Path) -> str:
-    done = subprocess.run([str(PROMTOOL), *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert done.returncode == 0, done.stdout
-    return done.stdout
-
-
-def _case(series: dict[str, str], at: str, expected: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    return {
-        "interval": "1m",
-        "input_series": [{"series": name, "values": values} for name, values in series.items()],
-        "alert_rule_test": [
-            {"eval_time": at, "alertname": name, "exp_alerts": alerts} for name, alerts in expected.items()
-        ],
-    }
-
-
-@needs_promtool
+@pytest.mark.skipif(not PROMTOOL, reason="promtool (Debian package prometheus) is not installed")
 @pytest.mark.long
 def test_each_alert_fires_when_it_should_and_no_other_does(tmp_path: Path) -> None:
     """No alert fires on a healthy farm. An alert without a case here fails the test."""
+
+    def case(series: dict[str, str], at: str, fires: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "interval": "1m",
+            "input_series": [{"series": name, "values": values} for name, values in series.items()],
+            "alert_rule_test": [
+                {"eval_time": at, "alertname": name, "exp_alerts": [fires[name]] if name in fires else []}
+                for name in ILL
+            ],
+        }
+
     assert sorted(NAMES) == sorted(ILL)
-    well = _case(WELL, "120m", {name: [] for name in ILL})
-    ill = [
-        _case(WELL | changes, at, {name: [{"exp_labels": labels}] if name == alert else [] for name in ILL})
-        for alert, (changes, at, labels) in ILL.items()
-    ]
-    document = {"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [well, *ill]}
+    ill = [case(WELL | changes, at, {name: {"exp_labels": labels}}) for name, (changes, at, labels) in ILL.items()]
+    tests = [case(WELL, "120m", {}), *ill]
+    document = {"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": tests}
     (tmp_path / "tests.yml").write_text(json.dumps(document))
-    promtool("test", "rules", tmp_path / "tests.yml")
+    command = [str(PROMTOOL), "test", "rules", str(tmp_path / "tests.yml")]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_page_names_every_alert() -> None:

@@ -122,21 +122,16 @@ def below(fails: Callable[[], object]) -> OSError:
     """What `fails` raises, without this file's own frames."""
     with pytest.raises(OSError, match="away") as raised:
         fails()
-    error = raised.value
-    trace = error.__traceback__
+    trace = raised.value.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
-    return error.with_traceback(trace)
+    return raised.value.with_traceback(trace)
 
 
-def test_the_place_of_an_installed_pipeline_is_its_own_function() -> None:
+def test_the_place_of_an_installed_or_built_in_pipeline_is_its_own_function() -> None:
     inner = at(SITE, "def call(): raise OSError('away')")["call"]
     outer = at(SITE.replace("core", "tasks"), "def run(call): call()")["run"]
-    frame = own_frame(below(lambda: outer(inner)))
-    assert frame.f_code.co_name == "run"
-
-
-def test_the_place_in_a_built_in_pipeline_is_in_its_module() -> None:
+    assert own_frame(below(lambda: outer(inner))).f_code.co_name == "run"
     rows = at(csv_file.__file__, "def rows(): raise OSError('away')")["rows"]
     around = at(forms.__file__, "def step(f): f()")["step"]
     assert fingerprint(below(lambda: around(rows)), "away") == "OSError at csv_file.py:rows: away"
@@ -144,11 +139,8 @@ def test_the_place_in_a_built_in_pipeline_is_in_its_module() -> None:
     assert fingerprint(below(alone), "away") == "OSError: away"
 
 
-def test_an_exception_that_was_not_raised_has_no_place() -> None:
-    assert fingerprint(ValueError("x"), "x") == "ValueError: x"
-
-
 def test_a_release_that_moves_the_line_keeps_the_group() -> None:
     first = at("/srv/app/load.py", "def step(): raise OSError('away')")
     later = at("/srv/app/load.py", "\n\n\ndef step():\n    raise OSError('away')")
     assert group_of(first["step"]) == group_of(later["step"]) != group_of(raising(OSError("away")))
+    assert fingerprint(ValueError("x"), "x") == "ValueError: x", "it was not raised, and has no place"

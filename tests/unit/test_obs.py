@@ -74,28 +74,24 @@ def test_the_figures_of_a_scrape_are_sent_under_their_names(reader: InMemoryMetr
 
 
 @pytest.mark.parametrize(
-    ("name", "disabled", "wanted"),
-    [("", "", False), ("none", "", False), ("otlp", "", True), ("console", "false", True), ("otlp", "TRUE", False)],
+    ("name", "disabled", "metrics", "traces"),
+    [
+        ("", "", False, True),
+        ("none", "", False, False),
+        ("otlp", "", True, True),
+        ("console", "false", True, True),
+        ("otlp", "TRUE", False, False),
+        ("", "true", False, False),
+    ],
 )
-def test_metrics_are_off_unless_an_exporter_is_named(
-    monkeypatch: pytest.MonkeyPatch, name: str, disabled: str, wanted: bool
+def test_an_endpoint_asks_for_traces_and_a_name_of_an_exporter_for_metrics(
+    monkeypatch: pytest.MonkeyPatch, name: str, disabled: str, metrics: bool, traces: bool
 ) -> None:
-    monkeypatch.setenv("OTEL_METRICS_EXPORTER", name)
+    for variable in ("OTEL_METRICS_EXPORTER", "OTEL_TRACES_EXPORTER"):
+        monkeypatch.setenv(variable, name)
     monkeypatch.setenv("OTEL_SDK_DISABLED", disabled)
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")  # asks for traces alone
-    assert telemetry.is_wanted("metrics") is wanted
-
-
-@pytest.mark.parametrize(
-    ("name", "disabled", "wanted"), [("", "", True), ("none", "", False), ("otlp", "true", False), ("", "true", False)]
-)
-def test_an_endpoint_asks_for_traces_unless_they_are_off(
-    monkeypatch: pytest.MonkeyPatch, name: str, disabled: str, wanted: bool
-) -> None:
-    monkeypatch.setenv("OTEL_TRACES_EXPORTER", name)
-    monkeypatch.setenv("OTEL_SDK_DISABLED", disabled)
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:4318/v1/traces")
-    assert telemetry.is_wanted("traces") is wanted
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")
+    assert (telemetry.is_wanted("metrics"), telemetry.is_wanted("traces")) == (metrics, traces)
 
 
 def test_an_exporter_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

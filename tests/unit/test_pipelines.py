@@ -66,6 +66,8 @@ def test_a_name_belongs_to_one_function() -> None:
 def test_what_cannot_be_called_as_a_pipeline_is_refused(function: Callable[..., Any]) -> None:
     with pytest.raises(TypeError, match=r"f\(args\) or f\(args, context\)"):
         register("a")(function)
+    with pytest.raises(TypeError, match=r"^pipeline 't \(prepare\)' should be callable as f"):
+        register("t", prepare=function)
 
 
 @pytest.mark.parametrize(
@@ -107,11 +109,6 @@ def test_a_number_of_another_kind_becomes_a_plain_one() -> None:
     assert pipeline.timeout_of({}, "a") == 4.5
 
 
-def test_a_preparation_that_cannot_be_called_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"^pipeline 't \(prepare\)' should be callable as f"):
-        register("t", prepare=lambda: None)
-
-
 def test_a_stop_iteration_of_a_plain_function_is_called_the_pipelines() -> None:
     def empty(args: dict[str, Any]) -> Any:
         return next(iter(()))
@@ -144,21 +141,7 @@ def faults(args: Any, schema: str = SCHEMA) -> list[str]:
     return [str(fault) for fault in args_schema.Allowance().faults(schema, args)]
 
 
-def test_the_queue_gets_the_schema_without_the_defaults_of_secrets() -> None:
-    @register("load", args=Load)
-    def load(args: Load) -> None: ...
-
-    @register("plain")
-    def other(args: dict[str, Any]) -> None: ...
-
-    declared = registry.declarations()
-    assert declared["load"]["args_schema"] == SCHEMA
-    assert declared["plain"]["args_schema"] is None
-    assert "hunter2" not in SCHEMA
-    assert list(json.loads(SCHEMA)["properties"])[:3] == ["day", "at", "limit"]  # a form has them in this order
-
-
-def test_no_part_of_a_secret_has_an_example_in_the_schema() -> None:
+def test_the_queue_gets_the_schema_without_the_defaults_and_examples_of_secrets() -> None:
     class Login(BaseModel):
         default: str = "hunter1hunter1"
 
@@ -166,8 +149,13 @@ def test_no_part_of_a_secret_has_an_example_in_the_schema() -> None:
         password: Annotated[str, Field(examples=["hunter2hunter2"])] | None = None
         tokens: list[Annotated[str, Field(examples=["hunter3hunter3"])]] = []
 
+    register("load", args=Load)(lambda args: None)
+    register("plain")(lambda args: None)
+    declared = {name: said["args_schema"] for name, said in registry.declarations().items()}
+    assert declared == {"load": SCHEMA, "plain": None}
+    assert list(json.loads(SCHEMA)["properties"])[:3] == ["day", "at", "limit"]  # a form has them in this order
     written = args_schema.written(Given.model_json_schema() | {"$defs": {"secret": Login.model_json_schema()}})
-    assert "hunter" not in written
+    assert "hunter" not in SCHEMA + written
     assert list(json.loads(written)["$defs"]["secret"]["properties"]) == ["default"]
 
 
@@ -208,12 +196,11 @@ def test_a_fault_names_the_arg_and_what_would_be_right(args: Any, words: list[st
     assert sorted(faults(args)) == words
 
 
-def test_each_missing_arg_is_named_once_and_an_unknown_one_with_the_known() -> None:
+def test_each_missing_arg_is_named_once_and_an_unknown_one_with_the_known_and_no_value_is_quoted() -> None:
     schema = '{"type":"object","properties":{"a":{},"b":{}},"required":["a","b"],"additionalProperties":false}'
     assert sorted(faults({"c": 1}, schema)) == ["a is required", "b is required", "c is not known; known are: a, b"]
-
-
-def test_no_fault_quotes_a_value() -> None:
+    many = json.dumps({"anyOf": [{"required": [f"n{n}" for n in range(7_000)]}]})
+    assert len(faults({}, many)) == args_schema.FAULTS
     secret = "s3cret-s3cret"
     wrong = {"day": secret, "at": secret, "limit": secret, "share": secret, "mode": secret, "password": [secret]}
     found = faults(wrong | {"tags": secret, "source": {"host": [secret]}})
@@ -290,13 +277,6 @@ def test_a_hostile_schema_costs_little_and_asks_nobody(schema: str, monkeypatch:
     assert args_schema.Allowance().faults(schema, args) == []
     assert read - began < 5
     assert process_time() - read < 1.5
-
-
-def test_of_many_missing_args_some_are_named() -> None:
-    schema = json.dumps({"anyOf": [{"required": [f"n{n}" for n in range(7_000)]}]})
-    began = process_time()
-    assert len(args_schema.Allowance().faults(schema, {})) == args_schema.FAULTS
-    assert process_time() - began < 5
 
 
 @pytest.mark.long

@@ -172,20 +172,17 @@ def dead() -> str:
 
 
 def test_a_process_that_has_ended_is_gone_unless_its_supervisor_lives(dead: str) -> None:
-    """A worker whose supervisor lives is left to its keeper."""
+    """A worker whose supervisor lives is left to its keeper; a stopped process lives, and a zombie does not."""
     child = subprocess.run([sys.executable, "-c", NAME], capture_output=True, text=True, check=True).stdout.strip()
     assert [is_gone(name) for name in (dead, own_name(), child)] == [True, False, False]
-
-
-def test_a_zombie_is_gone_and_a_stopped_process_is_not() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    name = f"{hostname()}:{child.pid}:{boot()}-{started(child.pid)}-{child.pid}-{started(child.pid)}"
-    child.send_signal(19)
+    stopped = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    name = f"{hostname()}:{stopped.pid}:{boot()}-{started(stopped.pid)}-{stopped.pid}-{started(stopped.pid)}"
+    stopped.send_signal(signal.SIGSTOP)
     assert not is_gone(name)
-    child.kill()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    stopped.kill()
+    os.waitid(os.P_PID, stopped.pid, os.WEXITED | os.WNOWAIT)
     assert is_gone(name)
-    child.communicate()
+    stopped.communicate()
 
 
 def test_a_dead_child_counts_until_it_is_buried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,18 +227,15 @@ def asked(uptime: Uptime, at: float, ahead: float = CLOCK, age: float = 1e6, too
     return uptime.answered(at - took, at, at + ahead, age)
 
 
-def test_a_server_has_been_there_since_its_start() -> None:
+def test_a_server_has_been_there_since_its_start_or_its_return() -> None:
     uptime = Uptime()
-    assert asked(uptime, 100, age=5_000) == 5_000
-    assert asked(uptime, 110, age=3) == 3
-
-
-def test_what_was_lost_counts_from_its_return() -> None:
-    uptime = Uptime()
-    asked(uptime, 100)
-    uptime.lost(110)
+    assert (asked(uptime, 100, age=5_000), asked(uptime, 110, age=3)) == (5_000, 3)
+    uptime.lost(120)
     uptime.lost(129)
     assert [asked(uptime, 130), asked(uptime, 137)] == [0, 7]
+    uptime.lost(140)
+    uptime.is_there(144)
+    assert asked(uptime, 150) == 6, "the absence ends with the first answer"
 
 
 def test_a_session_that_was_ended_and_replaced_at_once_is_no_outage() -> None:
@@ -254,26 +248,16 @@ def test_a_session_that_was_ended_and_replaced_at_once_is_no_outage() -> None:
         assert asked(uptime, at + 1.5 * GAP_SEC, took=0.1) > 1_000
 
 
-def test_the_absence_ends_with_the_first_answer() -> None:
-    uptime = Uptime()
-    uptime.lost(100)
-    uptime.is_there(104)
-    assert asked(uptime, 110) == 6
-
-
-def test_a_silence_is_an_outage_and_a_slow_answer_is_none() -> None:
+def test_a_silence_and_a_clock_that_jumps_forwards_are_outages_and_a_slow_answer_is_none() -> None:
     uptime = Uptime()
     asked(uptime, 100)
     assert asked(uptime, 120, took=SILENCE_SEC - 1) > 1_000
     assert asked(uptime, 140, took=SILENCE_SEC + 1) == 0
-
-
-def test_a_clock_that_jumps_forwards_is_an_outage() -> None:
-    uptime = Uptime()
-    asked(uptime, 100)
-    assert asked(uptime, 110, ahead=CLOCK + JUMP_SEC - 0.1) > 1_000
-    assert asked(uptime, 120, ahead=CLOCK + 3_600, age=3_700) == 0
-    assert asked(uptime, 130, ahead=CLOCK + 3_600, age=3_710) == 10
+    jumps = Uptime()
+    asked(jumps, 100)
+    assert asked(jumps, 110, ahead=CLOCK + JUMP_SEC - 0.1) > 1_000
+    assert asked(jumps, 120, ahead=CLOCK + 3_600, age=3_700) == 0
+    assert asked(jumps, 130, ahead=CLOCK + 3_600, age=3_710) == 10
 
 
 def test_neither_a_clock_that_is_set_back_nor_an_answer_that_was_late_looks_like_a_jump() -> None:
@@ -311,26 +295,23 @@ def outage(note: Note) -> FarmOutage:
     return FarmOutage(note, structlog.get_logger("test"))
 
 
-def test_a_loss_that_lasts_is_told_again_with_its_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_that_lasts_is_told_again_and_a_relapse_of_a_moment_is_the_same_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = [1_000.0]
     monkeypatch.setattr(common_log, "now", lambda: clock[0])
     mine = outage(Note())
     with capture_logs() as logs:
         for clock[0] in (1_000.0, 1_010.0, 1_029.0, 1_031.0, 1_040.0, 1_062.0):
             mine.failed("worker.session.lost", ERROR)
-    lost = [line for line in logs if line["event"] == LOST]
-    assert [(line.get("failures"), line.get("lasting_sec")) for line in lost] == [(None, None), (4, 31), (6, 62)]
-
-
-def test_a_relapse_of_a_moment_is_the_same_loss_and_a_later_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [1_000.0]
-    monkeypatch.setattr(common_log, "now", lambda: clock[0])
-    mine = outage(Note())
-    with capture_logs() as logs:
-        for clock[0] in (1_000.0, 1_001.0, 1_020.0):
+        mine.ended()
+        for clock[0] in (1_063.0, 1_090.0):
             mine.failed("worker.session.lost", ERROR)
             mine.ended()
-    assert [line["event"] for line in logs if line["log_level"] != "debug"] == [LOST, BACK, LOST, BACK]
+    told = [line for line in logs if line["log_level"] != "debug"]
+    assert [line["event"] for line in told] == [LOST, LOST, LOST, BACK, LOST, BACK]
+    lost = [(line.get("failures"), line.get("lasting_sec")) for line in told if line["event"] == LOST]
+    assert lost == [(None, None), (4, 31), (6, 62), (None, None)]
 
 
 def test_a_note_whose_writer_was_killed_in_the_middle_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,28 +66,16 @@ def test_a_log_never_takes_more_than_its_size_and_keeps_begin_and_end(sizes: lis
     assert len(gaps) <= 1, "only the middle is left out"
 
 
-def test_a_log_of_its_size_is_whole() -> None:
+def test_a_log_of_its_size_is_whole_and_counts_lines_that_were_not_looked_at() -> None:
     run = RunLog(JOB, 100_000, 0.0)
     table = Table(run)
     add(run, *map(str, range(500)))
-    table.write()
-    assert [table.lines[number] for number in range(1, 501)] == [*map(str, range(500))]
-
-
-def test_lines_that_were_not_looked_at_count() -> None:
-    run = RunLog(JOB, 100_000, 0.0)
-    add(run, "a")
     run.skip(1_000)
-    add(run, "b")
-    assert [line.number for line in run.unwritten().lines] == [1, 1_002]
-
-
-def test_a_long_line_keeps_its_begin_and_end() -> None:
-    run = RunLog(JOB, 2**20, 0.0)
-    add(run, "a" * 500_000 + "z" * 500_000)
-    (line,) = run.unwritten().lines
-    assert len(line.text) < LINE_MOST + 50
-    assert line.text[:5] + line.text[-5:] == "aaaaazzzzz"
+    add(run, "a" * 50_000 + "z" * 50_000)
+    table.write()
+    *whole, (number, long) = table.lines.items()
+    assert whole == [(number + 1, str(number)) for number in range(500)]
+    assert (number, len(long) < LINE_MOST + 50, long[:5] + long[-5:]) == (1_501, True, "aaaaazzzzz")
 
 
 @given(st.binary(max_size=400).map(lambda data: data.replace(b"x", b"\n")), st.integers(1, 50))
@@ -143,14 +131,16 @@ def test_a_line_of_logging_comes_out_as_it_went_in() -> None:
     assert read(b"\xff", "stdout") == ("info", "stdout", "\\xff", None)
 
 
-def test_output_is_read_once_and_as_it_comes() -> None:
+def test_output_is_read_once_as_it_comes_and_from_its_begin_when_it_was_truncated() -> None:
     output = Output("dl-test")
     os.write(output.fd, b"one\ntw")
     assert list(output.read()) == [b"one"]
     assert output.done == 4
     os.write(output.fd, b"o\n")
-    assert list(output.read()) == [b"two"]
-    assert list(output.read()) == []
+    assert [*output.read(), *output.read()] == [b"two"]
+    os.ftruncate(output.fd, 0)
+    os.write(output.fd, b"behind it\nappended\n")  # it has grown again between two reads
+    assert list(output.read()) == [b"behind it", b"appended"]
 
 
 def test_a_flood_is_counted_up_to_its_end_and_takes_no_memory() -> None:
@@ -180,23 +170,6 @@ def test_a_program_is_not_faster_than_the_reader_of_its_output(monkeypatch: pyte
     assert output.at == 2**31
 
 
-def test_the_rest_of_a_private_key_is_masked_in_last_words() -> None:
-    output = Output("dl-test")
-    begin = b"before\n-----BEGIN PRIVATE KEY-----\nMIIEone\n"
-    os.write(output.fd, begin + b"MIIEtwo\n-----END PRIVATE KEY-----\nafter password=hunter2x\n")
-    texts = [each.text for each in last_words(output.fd, len(begin), "stdout")]
-    assert texts == ["***", "***", "after password=***"]
-
-
-def test_output_that_is_truncated_and_grows_again_between_two_reads_is_read_from_its_begin() -> None:
-    output = Output("dl-test")
-    os.write(output.fd, b"before\n")
-    assert list(output.read()) == [b"before"]
-    os.ftruncate(output.fd, 0)
-    os.write(output.fd, b"behind\nappended\n")
-    assert list(output.read()) == [b"behind", b"appended"]
-
-
 @pytest.fixture
 def captured() -> Iterator[tuple[Capture, int, int]]:
     """A capture of descriptors 1 and 2, and pipes in their place."""
@@ -217,10 +190,14 @@ def lines(run: RunLog | None) -> list[tuple[str, str]]:
     return [(line.source, line.text) for line in run.unwritten().lines] if run else []
 
 
-def test_last_words_begin_with_a_whole_line() -> None:
-    output = Output("dl-test")
-    os.write(output.fd, b"first\n" + b"x" * (SAVED_MOST - 3) + b"\nlast")
-    assert [each.text for each in last_words(output.fd, 0, "stdout")] == ["last"]
+def test_last_words_begin_with_a_whole_line_and_the_rest_of_a_private_key_is_masked() -> None:
+    output, other = Output("dl-test"), Output("dl-test")
+    begin = b"before\n-----BEGIN PRIVATE KEY-----\nMIIEone\n"
+    os.write(output.fd, begin + b"MIIEtwo\n-----END PRIVATE KEY-----\nafter password=hunter2x\n")
+    texts = [each.text for each in last_words(output.fd, len(begin), "stdout")]
+    assert texts == ["***", "***", "after password=***"]
+    os.write(other.fd, b"first\n" + b"x" * (SAVED_MOST - 3) + b"\nlast")
+    assert [each.text for each in last_words(other.fd, 0, "stdout")] == ["last"]
 
 
 @pytest.mark.parametrize(

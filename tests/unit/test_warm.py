@@ -59,31 +59,20 @@ def test_what_is_prepared_should_be_a_context_manager() -> None:
         prepared("t", lambda: 3)  # type: ignore[arg-type,return-value]
 
 
-def at(seconds: float) -> datetime:
-    return START + timedelta(seconds=seconds)
-
-
 def test_jobs_are_overdue_once_they_were_passed_over_for_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [1_000.0]
+    clock, first, second = [1_000.0], START, START + timedelta(seconds=4)
     monkeypatch.setattr(batch, "now", lambda: clock[0])
-    overdue = Preference(True, 60)
-    overdue.claimed([job(affinity_key="a")], None)
-    overdue.claimed([], Reached(100, at(5)))
+    overdue, off = Preference(True, 60), Preference(False, 60)
+    for preference in (overdue, off):
+        preference.claimed([job(affinity_key="a")], None)
+    overdue.claimed([], Reached(100, first))
     clock[0] = 1_030
-    overdue.claimed([], Reached(100, at(9)))
-    assert overdue.overdue() == {}
-    clock[0] = 1_060
-    assert overdue.overdue() == {100: at(5)}
-    clock[0] = 1_090
-    assert overdue.overdue() == {100: at(9)}
-    clock[0] = 1_599
-    assert overdue.overdue() == {100: at(9)}, "what was left then goes first, however late"
-
-
-def test_affinity_may_be_switched_off() -> None:
-    preference = Preference(False, 60)
-    preference.claimed([job(affinity_key="a")], None)
-    assert preference.overdue() is None
+    overdue.claimed([], Reached(100, second))
+    found = []
+    for clock[0] in (1_030, 1_060, 1_090, 1_599):
+        found.append(overdue.overdue())
+    assert found == [{}, {100: first}, {100: second}, {100: second}], "what was left then goes first, however late"
+    assert off.overdue() is None
 
 
 def test_a_pipeline_gets_what_it_has_prepared_in_every_way_to_write_it() -> None:

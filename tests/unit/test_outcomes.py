@@ -1,4 +1,4 @@
-"""The last word of a run: the latest progress is written with its end, whatever the pipeline's form and its end are."""
+"""What a run leaves: its latest progress in every form of pipeline, its result, or an error that names the fault."""
 
 import asyncio
 import gc
@@ -12,14 +12,16 @@ import pytest
 from claimed import delivery as jobs
 from structlog.testing import capture_logs
 
+from dataloader import pipelines
 from dataloader.config import Settings
 from dataloader.farm.heartbeat import Lease
 from dataloader.farm.process import now
-from dataloader.farm.runner import Runner
+from dataloader.farm.runner import Runner, returned
 from dataloader.farm.slots import SharedSlots
-from dataloader.pipelines import Context, Progress, Retry, Stopped, register
+from dataloader.pipelines import Context, Progress, Retry, Stopped, on_error, register
 from dataloader.pipelines.context import Suspended
 from dataloader.queue.job import Delivery, End, Outcome, decide
+from dataloader.testing import run
 
 pytestmark = pytest.mark.usefixtures("own_registry")
 
@@ -144,13 +146,9 @@ def test_what_a_pipeline_changes_behind_its_last_report_is_not_reported() -> Non
 
 
 def test_a_last_word_that_cannot_be_kept_is_logged() -> None:
-    def tells_all(args: Any, context: Context) -> None:
-        context.progress({"text": "x" * 70_000})
-
     with capture_logs() as lines:
-        (end,) = decide(jobs(), ran(tells_all))
-    assert (end.verb, end.progress) == ("succeed", None)
-    assert [line["event"] for line in lines] == ["progress.dropped"]
+        (end,) = decide(jobs(), ran(lambda args, context: context.progress({"text": "x" * 70_000})))
+    assert (end.verb, end.progress, [line["event"] for line in lines]) == ("succeed", None, ["progress.dropped"])
 
 
 def test_a_pipeline_for_one_job_says_what_to_do_where_its_queue_merges() -> None:
@@ -192,10 +190,7 @@ def test_a_wait_is_a_plain_number_of_seconds_whatever_it_was_given_as(wait: Any)
 
 @pytest.mark.parametrize("wait", [float("inf"), "5", None, timedelta(days=400)])
 def test_a_rule_that_gives_no_time_gives_the_usual_one(wait: Any) -> None:
-    def fails(args: Any) -> None:
-        raise ValueError
-
-    (end,) = decide(jobs(), ran(fails, retry_in=lambda attempt: wait))
+    (end,) = decide(jobs(), ran(lambda args: 1 / 0, retry_in=lambda attempt: wait))
     assert (end.verb, end.delay_sec) == ("retry", None)
 
 
@@ -208,3 +203,100 @@ def test_a_coroutine_that_exits_leaves_no_exception_to_asyncio(caplog: pytest.Lo
     assert ran(exits).end is End.ERROR
     gc.collect()
     assert "never retrieved" not in caplog.text
+
+
+SECRET = "s3cret-canary-91"
+
+
+def outcome(value: Any, keys: str = "k", batch_size: int | None = None, most_kb: int = 1) -> Outcome:
+    pipelines.register("t", batch_size=batch_size)(lambda args: None)
+    return returned(jobs(keys), pipelines.resolve("t"), value, {"last": "report"}, most_kb)
+
+
+def results(value: Any, keys: str, batch_size: int | None = 9) -> list[str | None]:
+    return [end and end.result for end in decide(jobs(keys), outcome(value, keys, batch_size))]
+
+
+@pytest.mark.parametrize(
+    ("value", "progress", "result"),
+    [
+        (None, {"last": "report"}, None),
+        ([1], {"last": "report"}, "[1]"),
+        ("", {"last": "report"}, '""'),
+        (0, {"last": "report"}, "0"),
+        (False, {"last": "report"}, "false"),
+        ({}, {}, "{}"),
+        ({"n": 1}, {"n": 1}, '{"n": 1}'),
+    ],
+)
+def test_a_run_has_a_result_unless_it_returned_none_and_a_dict_is_its_progress_too(
+    value: Any, progress: Any, result: str | None
+) -> None:
+    assert outcome(value) == Outcome(End.DONE, progress=json.dumps(progress), result=result)
+
+
+@pytest.mark.parametrize(
+    ("value", "keys", "found"),
+    [
+        ([1], "kkl", ["[1]"] * 3),
+        ({"n": 1}, "kkl", ['{"n": 1}'] * 3),
+        ({"k": [1], "l": 0}, "kkl", ["[1]", "[1]", "0"]),
+        ({"l": "x"}, "kl", [None, '"x"']),
+        ({"k": None}, "kl", [None, None]),
+        ({}, "kl", [None, None]),
+        ({"k": 1, "other": 2}, "kl", ['{"k": 1, "other": 2}'] * 2),
+    ],
+)
+def test_a_dict_of_keys_of_a_batch_has_a_result_for_each_and_any_other_value_is_that_of_all(
+    value: Any, keys: str, found: list[str | None]
+) -> None:
+    assert results(value, keys) == found
+
+
+def test_one_wrong_result_of_a_batch_is_the_error_of_its_key_alone() -> None:
+    found = outcome({"k": object(), "l": "x" * 2_000, "m": 3}, "klm", 9)
+    assert found.end is End.DONE
+    assert {key: each.end for key, each in found.by_key.items()} == {
+        "k": End.PERMANENT,
+        "l": End.PERMANENT,
+        "m": End.DONE,
+    }
+    assert [end and end.verb for end in decide(jobs("klm"), found)] == ["fail", "fail", "succeed"]
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        ("x" * 300_000, "the pipeline returned 300,002 bytes of JSON, and DL_RESULT_KB=256 allows 262,144: write large"
+         " results to the target or to a file, and return their place"),
+        ({"rows": [object()]}, "what the pipeline returned is not JSON: result.rows[0] is of the type builtins.object;"
+         " return dicts, lists, texts, numbers, booleans and None (sets, dataclasses, Enums, numpy's numbers,"
+         " times, decimals, UUIDs and paths have a form too)"),
+    ],
+)  # fmt: skip
+def test_a_wrong_result_fails_the_job_at_once_and_hooks_hear_of_it(value: Any, error: str) -> None:
+    register("t.wrong")(lambda args: value)
+    heard: list[BaseException] = []
+    on_error(lambda run, exc: heard.append(exc))
+    result = run("t.wrong")
+    assert (result.status, result.error, result.attempts, result.result) == ("failed", error, 1, None)
+    assert [str(exc) for exc in heard] == [error]
+
+
+def test_results_and_progress_are_stored_as_they_are_and_the_error_of_a_wrong_one_is_masked() -> None:
+    class Rude:
+        def __str__(self) -> str:
+            raise ValueError(SECRET)
+
+    @register("t.tells")
+    def tells(args: dict[str, Any], context: Context) -> Any:
+        context.progress({"token": SECRET})
+        return {"token": SECRET, "said": f"it was {SECRET}", "bad": {Rude(): 1} if args["bad"] else None}
+
+    result = run(tells, {"password": SECRET, "bad": False})
+    assert result.result == {"token": SECRET, "said": f"it was {SECRET}", "bad": None}
+    assert result.progress[0] == {"token": SECRET}
+    result = run(tells, {"password": SECRET, "bad": True})
+    assert result.status == "failed"
+    assert SECRET not in (result.error or "")
+    assert "not JSON: result.bad cannot be read (ValueError)" in (result.error or "")

@@ -81,42 +81,17 @@ def test_a_task_that_no_worker_knows_is_taken_with_a_warning(client: FlaskClient
     assert "warning" not in post(client, TRIGGER, job({}, task="lload")).get_json()  # nobody has begun
 
 
-def test_a_known_idempotency_key_is_answered_whatever_the_args_are(client: FlaskClient, conn: db.Connection) -> None:
+def test_a_batch_is_refused_as_a_whole_but_for_known_idempotency_keys(
+    client: FlaskClient, conn: db.Connection, refused: Refused
+) -> None:
     first = post(client, TRIGGER, job(GOOD, idempotency_key="a")).get_json()
-    assert post(client, TRIGGER, job({}, idempotency_key="a")).get_json() == first
-    answer = post(client, BATCH, {"jobs": [job({}, idempotency_key="a")]})
-    assert answer.get_json()["jobs"] == [first]
-    assert post(client, TRIGGER, job({}, idempotency_key="b")).status_code == 400
-    assert len(rows(conn)) == 1
-
-
-def test_a_batch_is_refused_as_a_whole(client: FlaskClient, conn: db.Connection, refused: Refused) -> None:
+    known = job({}, idempotency_key="a")
     jobs = [job(GOOD), job({"day": "x", "zone": 1}), job({}, task="free"), job({})]
     problem = refused(post(client, BATCH, {"jobs": jobs}), 400, "invalid-input")
     assert [fault["pointer"] for fault in problem["errors"]] == ["/jobs/1/args/zone", "/jobs/3/args/day"]
-    assert len(rows(conn)) == 0
-    assert post(client, BATCH, {"jobs": [jobs[0], jobs[2]]}).status_code == 200
-
-
-@pytest.mark.usefixtures("ageless")
-def test_the_newest_schema_counts_and_is_asked_for_once_in_a_second(client: FlaskClient, conn: db.Connection) -> None:
-    """Of two versions beside each other the worker that started last has the word, as in all that a task says."""
-    for _ in range(2):
-        assert post(client, TRIGGER, job({})).status_code == 400
-        operations.publish_tasks(conn, {"load": {}})
-    client.application.extensions["shared"].clear()  # a second later
-    assert post(client, TRIGGER, job({})).status_code == 200
-
-
-def test_a_schema_has_an_address(client: FlaskClient, conn: db.Connection, refused: Refused) -> None:
-    shown = client.get("/api/v1/tasks/load/schema").get_json()
-    assert shown == {"task": "load", "schema": json.loads(SCHEMA)}
-    assert shown["schema"]["properties"]["password"]["anyOf"]  # the name of a secret is none
-    assert client.get("/api/v1/tasks/free/schema").get_json() == {"task": "free", "schema": None}
-    refused(client.get("/api/v1/tasks/unknown/schema"), 404, "not-found")
-    refused(client.get("/api/v1/tasks/%00/schema"), 400, "invalid-input", "")
-    conn.execute("""UPDATE dl_tasks SET args_schema = '{"$ref": "http://127.0.0.1:9/"}' WHERE task = 'load'""")
-    assert client.get("/api/v1/tasks/load/schema").get_json()["schema"] is None
+    assert len(rows(conn)) == 1
+    assert post(client, BATCH, {"jobs": [known, jobs[2]]}).get_json()["jobs"][0] == first
+    assert post(client, TRIGGER, known).get_json() == first
 
 
 @pytest.fixture
@@ -161,23 +136,25 @@ def test_the_form_has_a_field_for_each_arg(client: FlaskClient) -> None:
     assert ">load<" in client.get("/trigger").text
 
 
-def test_the_form_is_told_of_its_faults(client: FlaskClient, conn: db.Connection, refused: Refused) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "pointers"),
+    [
+        ({"args.limit": "many", "args.password": "hunter2hunter2"}, {"/args/day", "/args/limit"}),
+        ({"args.day": "x", "priority": "x"}, {"/priority"}),
+        ({"args.day": "x", "priority": "0" * 22 + "7"}, {"/priority"}),
+        ({"args.day": "x", "queue": "a\0b"}, {"/queue"}),
+        ({"args.day": "x", "queue": "a" * 1_000}, {"/queue"}),
+        ({"task": "free", "args.": "{"}, {"/args"}),
+        ({"task": "free", "args.": '{"a": "\\u0000"}'}, {"/args/a"}),
+    ],
+)
+def test_the_form_is_told_of_its_faults(
+    client: FlaskClient, conn: db.Connection, refused: Refused, wrong: dict[str, str], pointers: set[str]
+) -> None:
     form = {"task": "load", "queue": "q2", "lock_key": "k2", "priority": "5"}
-    wrong = {"args.limit": "many", "args.password": "hunter2hunter2"}
-    answer = client.post("/trigger", data=form | wrong, headers=PAGE)
-    problem = refused(answer, 400, "invalid-input", "/args/limit")
-    assert {fault["pointer"] for fault in problem["errors"]} == {"/args/day", "/args/limit"}
-    for priority in ("x", "0" * 22 + "7"):
-        refused(
-            client.post("/trigger", data=form | {"priority": priority}, headers=PAGE), 400, "invalid-input", "/priority"
-        )
-    for queue in ("a\0b", "a" * 1_000):
-        refused(client.post("/trigger", data=form | {"queue": queue}, headers=PAGE), 400, "invalid-input", "/queue")
-    free = form | {"task": "free", "args.": "{"}
-    refused(client.post("/trigger", data=free, headers=PAGE), 400, "invalid-input", "/args")
-    nul = form | {"task": "free", "args.": '{"a": "\\u0000"}'}
-    refused(client.post("/trigger", data=nul, headers=PAGE), 400, "invalid-input", "/args/a")
-    assert len(rows(conn)) == 0
+    problem = refused(client.post("/trigger", data=form | wrong, headers=PAGE), 400, "invalid-input")
+    assert {fault["pointer"] for fault in problem["errors"]} == pointers
+    assert rows(conn) == []
 
 
 def test_the_page_of_a_dead_job_runs_it_again(client: FlaskClient, conn: db.Connection, dead: UUID) -> None:

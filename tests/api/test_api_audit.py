@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 import structlog
-from api_app import HTMX, MINIMAL, TRIGGER, running
+from api_app import BATCH, HTMX, MINIMAL, TRIGGER, running
 from flask.testing import FlaskClient
 
 from dataloader import config, log
@@ -36,23 +36,27 @@ def lines(tmp_path: Path) -> Iterator[Lines]:
     os.close(out)
 
 
-def test_a_change_is_in_the_audit_with_its_job(dsn: str, lines: Lines) -> None:
+def test_a_change_is_in_the_audit_with_its_job_or_how_many_it_has_changed(dsn: str, lines: Lines) -> None:
     headers = {"X-Request-ID": "r-1", "X-Forwarded-For": "10.0.0.1"}
+    who = {"who": "anonymous", "remote": "127.0.0.1", "forwarded_for": "10.0.0.1", "method": "POST", "path": TRIGGER}
     with running(dsn, dl_allow_anonymous=True) as app:
-        answer = app.test_client().post(TRIGGER, json=MINIMAL, headers=headers)
-    begin, end = lines("audit")
-    who = {
-        "who": "anonymous",
-        "remote": "127.0.0.1",
-        "forwarded_for": "10.0.0.1",
-        "method": "POST",
-        "path": TRIGGER,
-        "request_id": "r-1",
-    }
+        client = app.test_client()
+        job_id = client.post(TRIGGER, json=MINIMAL, headers=headers).get_json()["job_id"]
+        added = client.post(BATCH, json={"jobs": [MINIMAL] * 3}).get_json()["jobs"]
+        client.post(BATCH, json={"jobs": [{}]})
+        client.post("/api/v1/jobs/bulk/cancel", json={"job_ids": [job_id]})
+        client.post("/api/v1/queues/load.cbr/delete-dead")
+    begin, end, *others = lines("audit")
     assert (begin["event"], end["event"]) == ("request.begin", "request.end")
-    assert who.items() <= begin.items()
-    assert (who | {"job_id": answer.get_json()["job_id"], "status": 200}).items() <= end.items()
+    assert (who | {"request_id": "r-1"}).items() <= begin.items()
+    assert (who | {"request_id": "r-1", "job_id": job_id, "status": 200}).items() <= end.items()
     assert 0 < end["duration_ms"] < 10_000
+    assert [{name: line.get(name) for name in ("jobs", "first_job_id", "last_job_id")} for line in others[1::2]] == [
+        {"jobs": 3, "first_job_id": added[0]["job_id"], "last_job_id": added[2]["job_id"]},
+        {"jobs": None, "first_job_id": None, "last_job_id": None},
+        {"jobs": 1, "first_job_id": job_id, "last_job_id": job_id},
+        {"jobs": 0, "first_job_id": None, "last_job_id": None},
+    ]
 
 
 def test_every_request_has_an_end_and_names_no_job_it_did_not_change(client: FlaskClient, lines: Lines) -> None:

@@ -1,7 +1,9 @@
-"""The API's answers beside the contract: lists, one job, journals; and its refusals."""
+"""Lists, searches and orders to many jobs over HTTP; one job, its journal and trace; what is refused or is a secret."""
 
-from uuid import uuid4
+from typing import Any
+from uuid import UUID, uuid4
 
+import pytest
 from api_app import BATCH, MINIMAL, TRIGGER, Refused, answered, asked, made, next_page, strict
 from flask.testing import FlaskClient
 
@@ -48,23 +50,25 @@ def test_a_list_is_filtered(client: FlaskClient) -> None:
         assert len(asked(client, f"/api/v1/jobs?{query}", Jobs)["jobs"]) == count
 
 
-LIST_FAULTS = [  # beside those of every parameter in test_ops_matrix.py
-    ("limit=7.0", "/limit", "int_parsing"),
-    ("limit=%D9%A1", "/limit", "int_parsing"),
-    ("limit=", "/limit", "int_parsing"),
-    ("limit=1&limit=2", "/limit", "duplicate"),
-    ("since=yesterday", "/since", "rfc3339"),
-    ("until=1999-01-01T00:00:00Z", "/until", "time_range"),
-    ("queue=a%00b", "/queue", "unstorable_text"),
-    ("after=nonsense", "/after", "cursor"),
-    ("after=%00", "/after", "unstorable_text"),
-]
-
-
-def test_a_question_that_makes_no_sense_is_refused(client: FlaskClient, refused: Refused) -> None:
-    for query, pointer, code in LIST_FAULTS:
-        problem = refused(client.get(f"/api/v1/jobs?{query}"), 400, "invalid-input", pointer)
-        assert problem["errors"][0]["code"] == code
+@pytest.mark.parametrize(  # beside those of every parameter in test_ops_matrix.py
+    ("query", "pointer", "code"),
+    [
+        ("limit=7.0", "/limit", "int_parsing"),
+        ("limit=%D9%A1", "/limit", "int_parsing"),
+        ("limit=", "/limit", "int_parsing"),
+        ("limit=1&limit=2", "/limit", "duplicate"),
+        ("since=yesterday", "/since", "rfc3339"),
+        ("until=1999-01-01T00:00:00Z", "/until", "time_range"),
+        ("queue=a%00b", "/queue", "unstorable_text"),
+        ("after=nonsense", "/after", "cursor"),
+        ("after=%00", "/after", "unstorable_text"),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_refused(
+    client: FlaskClient, refused: Refused, query: str, pointer: str, code: str
+) -> None:
+    problem = refused(client.get(f"/api/v1/jobs?{query}"), 400, "invalid-input", pointer)
+    assert problem["errors"][0]["code"] == code
 
 
 def test_one_job_with_all_that_is_known_of_it(client: FlaskClient, refused: Refused) -> None:
@@ -130,7 +134,9 @@ def test_an_idempotency_key_may_be_in_the_header_or_in_the_body(client: FlaskCli
         refused(answer, 400, "invalid-input", "/idempotency_key")
 
 
-def test_a_trace_is_kept_when_it_is_one(client: FlaskClient, conn: db.Connection) -> None:
+def test_a_trace_is_kept_when_it_is_one_and_of_a_job_that_is_found_the_first(
+    client: FlaskClient, conn: db.Connection
+) -> None:
     for given, kept in [
         (TRACE, TRACE),
         ("cc" + TRACE[2:] + "-what-the-future-adds", "cc" + TRACE[2:]),
@@ -141,17 +147,88 @@ def test_a_trace_is_kept_when_it_is_one(client: FlaskClient, conn: db.Connection
         ("", None),
         ("'); DROP TABLE dl_jobs; --", None),
     ]:
-        for path, body in ((TRIGGER, MINIMAL), (BATCH, {"jobs": [MINIMAL, MINIMAL]})):
+        keyed = {"jobs": [MINIMAL | {"idempotency_key": "k"}]}
+        for path, body in ((TRIGGER, MINIMAL), (BATCH, {"jobs": [MINIMAL, MINIMAL]}), (BATCH, keyed)):
             answered(client.post(path, json=body, headers={"traceparent": given}))
-        assert conn.execute("DELETE FROM dl_jobs RETURNING trace").fetchall() == [(kept,)] * 3, given
+        answered(client.post(BATCH, json=keyed, headers={"traceparent": TRACE.replace("-01", "-00")}))
+        assert conn.execute("DELETE FROM dl_jobs RETURNING trace").fetchall() == [(kept,)] * 4, given
 
 
-def test_a_job_that_is_found_keeps_the_trace_of_its_first_trigger(client: FlaskClient, conn: db.Connection) -> None:
-    jobs = {"jobs": [MINIMAL | {"idempotency_key": "k"}]}
-    for trace in (TRACE, TRACE.replace("-01", "-00")):
-        assert client.post(BATCH, json=jobs, headers={"traceparent": trace}).status_code == 200
-    assert conn.execute("SELECT trace FROM dl_jobs").fetchall() == [(TRACE,)]
-    untraced = {"jobs": [MINIMAL | {"idempotency_key": "l"}]}
-    for headers in ({}, {"traceparent": TRACE}):
-        assert client.post(BATCH, json=untraced, headers=headers).status_code == 200
-    assert conn.execute("SELECT trace FROM dl_jobs WHERE idempotency_key = 'l'").fetchall() == [(None,)]
+JOBS, BULK = "/api/v1/jobs", "/api/v1/jobs/bulk"
+LONG = "x" * 513
+SECRET = "canary-7f3b-hunter2"
+
+
+def add(client: FlaskClient, conn: db.Connection, status: str = "queued", **fields: Any) -> str:
+    """A job in this status."""
+    job_id = made(client, **fields)
+    if status != "queued":
+        conn.execute(
+            "UPDATE dl_jobs SET status = %s::dl_status, error = 'x',"
+            " started_at = now(), lease_expires_at = now() + interval '1 h' WHERE job_id = %s",
+            (status, job_id),
+        )
+    return job_id
+
+
+def test_a_wrong_search_is_a_400_that_names_it(client: FlaskClient, refused: Refused) -> None:
+    for q in ("sttus:dead", "task:", '"open', "status:x", "args.password:x", "args:1", "id:x", LONG):
+        for path in (JOBS, "/api/v1/tally"):
+            refused(client.get(path, query_string={"q": q}), 400, "invalid-input", "/q")
+        body = {"order": "cancel", "matching": {"q": q}}
+        refused(client.post(f"{BULK}/preview", json=body), 400, "invalid-input", "/matching/q")
+
+
+def test_a_filter_beside_a_search_should_say_the_same(client: FlaskClient, refused: Refused) -> None:
+    refused(client.get(JOBS, query_string={"q": "task:a", "task": "b"}), 400, "invalid-input")
+    assert client.get(JOBS, query_string={"q": "task:a", "task": "a"}).status_code == 200
+
+
+def test_suggestions_hold_no_secret(client: FlaskClient, conn: db.Connection) -> None:
+    add(client, conn, task="load.canary-cage", lock_key=f"postgresql://u:{SECRET}@host/db", queue="canary-queue")
+    add(client, conn, task="load.canary-cage", lock_key="plain canary key", args={"password": SECRET})
+    conn.execute("INSERT INTO dl_tasks (task) VALUES ('load.canary-cage'), (%s)", (f"password={SECRET}",))
+    for part in ("canary", "cana", "status:dea", "key:can", "post", "hunter2", "7f3b"):
+        for path in ("/api/v1/suggestions", "/search/suggestions"):
+            answer = client.get(path, query_string={"q": part})
+            assert SECRET not in answer.text
+            assert "hunter" not in answer.text.replace(part, "")
+    given = client.get("/api/v1/suggestions", query_string={"q": "status:dead canary"}).get_json()["suggestions"]
+    assert 'status:dead key:"plain canary key"' in given
+    assert "status:dead task:load.canary-cage" in given
+    assert client.get("/api/v1/suggestions?q=").get_json() == {"suggestions": []}
+
+
+def previewed(client: FlaskClient, order: str, **target: Any) -> dict[str, Any]:
+    return dict(answered(client.post(f"{BULK}/preview", json={"order": order, **target})))
+
+
+def test_a_list_that_has_grown_is_a_409(client: FlaskClient, conn: db.Connection, refused: Refused) -> None:
+    add(client, conn, "failed", task="a")
+    later = add(client, conn, "failed", task="b")
+    body = {"order": "delete", "matching": {"task": "a"}}
+    preview = previewed(client, "delete", matching={"task": "a"})
+    conn.execute("UPDATE dl_jobs SET task = 'a' WHERE job_id = %s", (later,))
+    problem = refused(client.post(BULK, json=body | {"confirmation": preview["confirmation"]}), 409, "conflict")
+    assert "2 now" in problem["detail"]
+    assert conn.execute("SELECT count(*) FROM dl_jobs").fetchone() == (2,)
+
+
+def test_a_wrong_order_is_a_400_and_changes_nothing(client: FlaskClient, conn: db.Connection, refused: Refused) -> None:
+    add(client, conn, "failed", task="a")
+    body: dict[str, Any] = {"order": "requeue", "matching": {"task": "a"}}
+    body |= {"confirmation": previewed(client, **body)["confirmation"]}
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"confirmation": "x"}, "/confirmation"),
+        ({"matching": {"task": "b"}}, "/confirmation"),
+        ({"order": "delete"}, "/confirmation"),
+        ({"after": "x"}, "/after"),
+        ({"matching": {}}, "/matching"),
+        ({"job_ids": [str(UUID(int=1))]}, "/matching"),
+        ({"order": "x"}, "/order"),
+        ({"confirmation": None}, "/confirmation"),
+    ]
+    for change, pointer in changes:
+        problem = refused(client.post(BULK, json=body | change), 400, "invalid-input")
+        assert problem["errors"][0]["pointer"] == pointer
+    assert conn.execute("SELECT count(*) FROM dl_jobs WHERE status = 'failed'").fetchone() == (1,)

@@ -1,5 +1,9 @@
-"""Answers and pages of jobs that only a plain INSERT can make, and what the table refuses."""
+"""Answers and pages of jobs that only a plain INSERT can make, what the table refuses, and rows of random values."""
 
+import json
+import os
+import random
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 from uuid import UUID, uuid4
@@ -7,10 +11,14 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from api_app import TRIGGER, Refused
+from flask import Flask
 from flask.testing import FlaskClient
+from hostile import QUEUE, Rows
 
-from dataloader.queue import db, new_job
-from dataloader.queue.reports import predictions
+from dataloader.config import Settings
+from dataloader.queue import cleanups, db, lifecycle, logs, new_job
+from dataloader.queue.plans import backfills, schedules
+from dataloader.queue.reports import predictions, runs, stats, webhooks
 
 OF_A_JOB = ("", "/status", "/prediction", "/events")
 PAGES = ("/jobs/{}", *(f"/api/v1/jobs/{{}}{each}" for each in OF_A_JOB), "/api/v1/jobs?queue=q", "/jobs?queue=q")
@@ -123,23 +131,23 @@ def test_the_longest_texts_of_the_api_of_four_octets_a_character_fit(conn: db.Co
     assert client.post(TRIGGER, json=job).status_code == 200
 
 
-def test_dl_enqueue_refuses_it_in_words(conn: db.Connection) -> None:
-    for call, field in [
-        ("limits => '{a,NULL}'", "limits"),
-        ("limits => '{{a},{b}}'", "limits"),
-        ("limits => '[5:6]={a,b}'", "limits"),
-        ("deadline => 'infinity'", "deadline"),
-        ("args => ('{\"a\":' || repeat('[', 63) || repeat(']', 63) || '}')::jsonb", "args"),
-        ("args => ('{\"a\":' || repeat('[', 2000) || repeat(']', 2000) || '}')::jsonb", "args"),
-    ]:
-        with pytest.raises(psycopg.errors.InvalidParameterValue, match=f"dl_enqueue: {field} should be"):
-            conn.execute(f"SELECT dl_enqueue('q', 't', 'k', {call})".encode())
+@pytest.mark.parametrize("limits", ["{a,NULL}", "{{a},{b}}", "[5:6]={a,b}"])
+def test_dl_enqueue_refuses_odd_lists_and_deadlines_in_words(conn: db.Connection, limits: str) -> None:
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="dl_enqueue: limits should be"):
+        conn.execute("SELECT dl_enqueue('q', 't', 'k', limits => %s)", (limits,))
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="dl_enqueue: deadline should be"):
+        conn.execute("SELECT dl_enqueue('q', 't', 'k', deadline => 'infinity')")
 
 
 def test_dl_enqueue_takes_args_as_deep_as_python_does(conn: db.Connection) -> None:
-    text = '{"a":' + "[" * 62 + "]" * 62 + "}"
-    new_job.enqueue(conn, queue="q", task="t", lock_key="k", args={"a": eval("[" * 62 + "]" * 62)}, schema="public")
-    conn.execute("SELECT dl_enqueue('q', 't', 'k', %s::jsonb)", (text,))
+    def args(levels: int) -> str:
+        return '{"a":' + "[" * levels + "]" * levels + "}"
+
+    new_job.enqueue(conn, queue="q", task="t", lock_key="k", args=json.loads(args(62)), schema="public")
+    conn.execute("SELECT dl_enqueue('q', 't', 'k', %s::jsonb)", (args(62),))
+    for levels in (63, 2_000):
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="dl_enqueue: args should be"):
+            conn.execute("SELECT dl_enqueue('q', 't', 'k', %s::jsonb)", (args(levels),))
 
 
 def test_what_a_check_refuses_behind_the_api_is_no_fault_of_the_service(
@@ -176,3 +184,112 @@ def test_a_queue_whose_prediction_fails_does_not_stop_those_behind_it(
         after = noted.queue
         found.append((noted.queue, noted.error is None))
     assert found == [("a", True), ("b", False), ("c", True)]
+
+
+RULES = Settings.model_construct(dl_alerts_bundle_sec=1.0, dl_alerts_paused_sec=1.0, environment="test")
+ROUNDS = 10
+ROWS = 1_000  # of a round
+SEEN = 8  # jobs of a round whose own pages are looked at
+ALL_OF_A_JOB = ("status", "prediction", "events", "result", "family", "logs")
+PAGES_OF_A_JOB = (
+    "/jobs/{}",
+    "/jobs/{}/again",
+    "/api/v1/jobs/{}",
+    *(f"/api/v1/jobs/{{}}/{each}" for each in ALL_OF_A_JOB),
+)
+LISTS = (
+    f"/jobs?queue={QUEUE}",
+    "/jobs?status=dead",
+    "/jobs?q=task:t",
+    "/keys?queue=hostile&key=k",
+    "/api/v1/jobs?q=args.a:1",
+    "/api/v1/jobs?status=queued&limit=500",
+    "/timeline?queue=hostile",
+    "/api/v1/tally?by=task",
+)
+
+
+def rule_addresses(app: Flask) -> list[str]:
+    """Every page and answer that names no object, and those of the queue, the task and the limit."""
+    named = {"queue": QUEUE, "task": "t", "limit": "a"}
+    rules = [rule for rule in app.url_map.iter_rules() if "GET" in (rule.methods or ())]
+    able = [rule for rule in rules if rule.arguments <= named.keys()]
+    found = [built[1] for rule in able if (built := rule.build(named, append_unknown=False))]
+    return [*sorted({*found} - {"/key"}), *LISTS]
+
+
+def duties(conn: db.Connection) -> Iterator[tuple[str, Callable[[], object]]]:
+    """The duties of a round of the reaper, with their names."""
+
+    def all_of(step: Callable[[], Any]) -> Callable[[], object]:
+        return lambda: sum(1 for _ in iter(step, None))
+
+    yield "reap", all_of(lambda: lifecycle.reap(conn))
+    yield "wake", lambda: lifecycle.wake(conn, 1_000)
+    yield "unpark", lambda: lifecycle.unpark_stranded(conn, None, 200)
+    yield "resolve", lambda: lifecycle.resolve_stranded(conn, None, 200)
+    yield "let in", lambda: lifecycle.let_in(conn)
+    yield "schedules", lambda: list(schedules.tick(conn))
+    yield "due schedules", lambda: schedules.due_in(conn)
+    yield "backfills", lambda: [backfills.tick(conn) for _ in range(40)]
+    yield "due backfills", lambda: backfills.due_in(conn)
+    yield "cleanups", lambda: [cleanups.add(conn, job_id) for job_id in cleanups.due(conn)]
+    yield "forget", lambda: cleanups.forget(conn)
+    yield "aggregate", all_of(lambda: stats.aggregate(conn) or None)
+    yield "fold", lambda: runs.fold(conn)
+    yield "lengths", lambda: stats.note_lengths(conn, 0.0)
+    yield "vacuum", lambda: stats.vacuum(conn)
+    yield "predict", lambda: _predict(conn)
+    yield "alerts", lambda: webhooks.publish(conn, RULES)
+    yield "log days", lambda: logs.keep_days(conn, 30)
+    yield "prune", lambda: lifecycle.prune(conn, 86_400, "-infinity", 500)
+    yield "learned", lambda: stats.learned(conn)
+
+
+def _predict(conn: db.Connection) -> None:
+    after = ""
+    while noted := predictions.note(conn, after):
+        after = noted.queue
+        assert noted.error is None, noted
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_no_row_hurts_a_duty_or_a_page(
+    conn: db.Connection, client: FlaskClient, app: Flask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tests/process/test_results_of_farms.py has the workers of a farm with such rows, and its other jobs."""
+    monkeypatch.setattr(db, "give_up_after", lambda *_, **__: None)  # a busy machine may take longer than a duty has
+    seed = int(os.environ.get("DL_HOSTILE_SEED", random.randrange(10**9)))
+    print("DL_HOSTILE_SEED", seed)
+    rows = Rows(conn, random.Random(seed))
+    addresses = rule_addresses(app)
+    hurt: list[str] = []
+    for number in range(ROUNDS):
+        rows.add(ROWS)
+        for name, duty in duties(conn):
+            try:
+                duty()
+            except Exception as e:
+                hurt.append(f"{number} {name}: {type(e).__name__}: {e}"[:600])
+        for address in [*addresses, *(page.format(job) for job in rows.jobs[:SEEN] for page in PAGES_OF_A_JOB)]:
+            if (status := client.get(address).status_code) >= 500:
+                hurt.append(f"{number} {address}: {status}")
+        for job_id in rows.jobs[:SEEN]:
+            reply = client.post(f"/api/v1/jobs/{job_id}/cancel")
+            is_pruned = not conn.execute("SELECT job_id FROM dl_jobs WHERE job_id = %s", (job_id,)).fetchone()
+            if reply.status_code != (404 if is_pruned else 200):
+                hurt.append(f"{number} cancel {job_id}: {reply.status_code} {reply.text[:300]}")
+        conn.execute("DELETE FROM dl_jobs")
+        _empty(conn)
+    print(rows.counts)
+    assert not hurt, "\n".join([f"DL_HOSTILE_SEED={seed}", *hurt])
+    assert rows.counts["tried"] >= 10_000
+
+
+def _empty(conn: db.Connection) -> None:
+    for (table,) in conn.execute(
+        "SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename LIKE 'dl\\_%'"
+        " AND tablename NOT IN ('dl_migrations', 'dl_rolled', 'dl_alerted') AND tablename NOT LIKE 'dl_job_logs_%'"
+    ).fetchall():
+        conn.execute(f"DELETE FROM {table}".encode())

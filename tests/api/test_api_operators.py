@@ -11,7 +11,6 @@ from api_app import BATCH, HTMX, MINIMAL, TRIGGER, Refused, bearer, entries, mad
 from flask.testing import FlaskClient
 
 from dataloader.api.dashboard import actions
-from dataloader.api.server import audit
 from dataloader.api.web.endpoint import OF_QUEUE
 from dataloader.queue import db, enqueue, operations
 from dataloader.queue.reports import stats
@@ -33,53 +32,21 @@ def run(conn: db.Connection, job_id: str) -> None:
     )
 
 
-def test_the_order_of_a_queue_is_set_field_by_field(client: FlaskClient) -> None:
-    path = "/api/v1/queues/orders"
-    found = client.put(path, json={"ordered": True, "merge": True, "batch": 10}).get_json()
-    assert (found["ordered"], found["merge"], found["merge_limit"], found["batch"]) == (True, True, 1000, 10)
-    found = client.put(path, json={"on_dead": "hold", "batch": None}).get_json()
-    assert (found["merge"], found["batch"], found["on_dead"]) == (True, None, "hold")
-    (listed,) = [each for each in client.get("/api/v1/queues").get_json()["queues"] if each["queue"] == "orders"]
-    assert (listed["ordered"], listed["merge"], listed["on_dead"]) == (True, True, "hold")
-
-
-def test_a_status_that_forbids_it_is_409_and_named(client: FlaskClient, conn: db.Connection, refused: Refused) -> None:
-    queued, running, failed = (made(client, lock_key=status) for status in ("queued", "running", "failed"))
-    run(conn, running)
-    end(conn, failed, "failed")
-    for method, job_id, step, status in [
-        ("POST", queued, "/requeue", "queued"),
-        ("POST", running, "/requeue", "running"),
-        ("POST", running, "/run-now", "running"),
-        ("POST", failed, "/run-now", "failed"),
-        ("DELETE", running, "", "running"),
-    ]:
-        problem = refused(client.open(f"/api/v1/jobs/{job_id}{step}", method=method), 409, "conflict")
-        assert problem["detail"].startswith(f"the job is {status}; ")
-        assert client.get(f"/api/v1/jobs/{job_id}/status").get_json()["status"] == status
-
-
-def test_a_change_of_a_queue_that_nobody_knows_says_so(client: FlaskClient, conn: db.Connection) -> None:
-    """It is kept, because it may be meant for a queue to come; a mistyped name is seen."""
-    made(client, queue="load.cbr")
-    for step in ("pause", "resume"):
-        known = client.post(f"/api/v1/queues/load.cbr/{step}").get_json()
-        assert (known["is_known"], known["similar"]) == (True, [])
-    stats.aggregate(conn)
-    answer = client.post("/api/v1/queues/load.crb/pause").get_json()
-    assert answer["paused_at"]
-    assert (answer["is_known"], answer["similar"]) == (False, ["load.cbr"])
-    limit = client.put("/api/v1/queues/other/limit", json={"max_length": 5}).get_json()
-    assert (limit["is_known"], limit["similar"]) == (False, [])
-    assert "No queue of this name is known now" in client.post("/do/pause?queue=load.cbx", headers=HTMX).text
-
-
-def test_the_names_of_other_queues_are_for_those_who_may_read(dsn: str, conn: db.Connection) -> None:
+def test_a_change_of_a_queue_that_nobody_knows_says_so(dsn: str, conn: db.Connection) -> None:
+    """It is kept, because it may be meant for a queue to come. Only those who may read learn the names of others."""
     enqueue.enqueue(conn, enqueue.NewJob("load.cbr", "t", "k"))
     stats.aggregate(conn)
-    with running(dsn, dl_api_tokens=entries(ops="operate")) as app:
-        answer = app.test_client().post("/api/v1/queues/load.crb/pause", headers=bearer("ops")).get_json()
-    assert (answer["is_known"], answer["similar"]) == (False, [])
+    with running(dsn, dl_api_tokens=entries(ops="operate", all="operate read")) as app:
+        client = app.test_client()
+        for queue, name, is_known, similar in [
+            ("load.cbr", "all", True, []),
+            ("load.crb", "all", False, ["load.cbr"]),
+            ("load.cbx", "ops", False, []),
+            ("other", "all", False, []),
+        ]:
+            answer = client.post(f"/api/v1/queues/{queue}/pause", headers=bearer(name)).get_json()
+            assert (answer["is_known"], answer["similar"]) == (is_known, similar), (queue, name)
+            assert answer["paused_at"]
 
 
 def test_many_jobs_at_once_and_what_became_of_each(client: FlaskClient, conn: db.Connection) -> None:
@@ -116,16 +83,19 @@ def test_a_queue_is_paused_limited_and_resumed(client: FlaskClient, queue: str) 
     assert client.get("/api/v1/queues").get_json() == {"queues": []}
 
 
-def test_a_queue_whose_name_no_path_can_hold_has_its_page_and_buttons(client: FlaskClient) -> None:
-    """Clients and proxies take the dots out of a path, also percent-encoded ones: the name stands behind the `?`."""
+def test_a_queue_of_any_name_has_its_page_buttons_and_answers(client: FlaskClient) -> None:
+    """Clients and proxies take dots out of a path, also percent-encoded ones: the name may stand behind the `?`."""
+    for queue in [".", "..", "/", "a/b", "/a", "a/", "a/move", "a\nb/c\nd"]:
+        named = f"?name={quote(queue, safe='')}"
+        assert client.put(f"/api/v1/queues/-{named}", json={"ordered": True}).get_json()["queue"] == queue
+        assert client.post(f"/api/v1/queues/-/pause{named}").get_json()["queue"] == queue
+        assert client.get(f"/api/v1/queues/-/keys{named}").get_json()["keys"] == []
     made(client, queue="..", available_at=LATER)
     assert client.post("/do/run_all?queue=..&task=t", headers=HTMX).status_code == 200
-    assert client.post("/do/pause?queue=..", headers=HTMX).status_code == 200
     assert 'href="/queues/-?name=.."' in client.get("/").text
     page = client.get("/queues/-?name=..").text
-    assert '<h1 class="name">..</h1>' in page
-    assert "Paused</strong> since" in page
-    assert 'hx-post="/do/resume?queue=.."' in page
+    for text in ('<h1 class="name">..</h1>', "Paused</strong> since", 'hx-post="/do/resume?queue=.."'):
+        assert text in page
 
 
 def test_no_queues_name_is_taken_for_another_address(client: FlaskClient) -> None:
@@ -142,97 +112,44 @@ def test_no_queues_name_is_taken_for_another_address(client: FlaskClient) -> Non
     assert client.put("/api/v1/queues/pause", json={"ordered": True}).get_json()["queue"] == "pause"
 
 
-def test_a_name_with_a_slash_may_stand_in_the_query(client: FlaskClient) -> None:
-    for queue in [".", "..", "/", "a/b", "/a", "a/", "a/move", "a\nb/c\nd"]:
-        named = f"?name={quote(queue, safe='')}"
-        assert client.put(f"/api/v1/queues/-{named}", json={"ordered": True}).get_json()["queue"] == queue
-        assert client.post(f"/api/v1/queues/-/pause{named}").get_json()["queue"] == queue
-        assert client.get(f"/api/v1/queues/-/keys{named}").get_json()["keys"] == []
-
-
 @pytest.mark.parametrize("name", ["orders", "...", "", "a\n", "a/" + "x" * 511])
 def test_any_other_name_belongs_into_the_path(client: FlaskClient, refused: Refused, name: str) -> None:
     answer = client.post(f"/api/v1/queues/-/pause?name={quote(name, safe='')}")
     refused(answer, 400, "invalid-input", "/name")
 
 
-def test_jobs_that_may_not_have_run_are_not_filtered_by_their_error(client: FlaskClient, refused: Refused) -> None:
-    refused(client.post("/api/v1/queues/load.cbr/run-all", json={"error": "no"}), 400, "invalid-input", "/error")
-
-
-def test_a_move_that_cannot_be_changes_nothing(client: FlaskClient, refused: Refused) -> None:
-    for queue, ordered in (("orders", True), ("plain", False)):
-        client.put(f"/api/v1/queues/{queue}", json={"ordered": ordered})
-    before = client.get("/api/v1/queues").get_json()
-    refused(client.post("/api/v1/queues/orders/move", json={"to": "orders"}), 400, "invalid-input", "/to")
-    for queue, to, words in [
-        ("nobody", "new", "no queue nobody is known now"),
-        ("orders", "plain", "orders has ordered true and plain has false"),
-    ]:
-        problem = refused(client.post(f"/api/v1/queues/{queue}/move", json={"to": to}), 409, "conflict")
-        assert words in problem["detail"]
-    assert client.get("/api/v1/queues").get_json() == before
-
-
-def test_a_button_may_have_a_filter_and_a_list_has_one_set_of_orders(
+def test_a_button_may_have_a_filter_and_goes_on_where_it_stopped(
     client: FlaskClient, conn: db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for task in ("a&b", "a&b", "other"):
+    for task in ("a&b", "other", "a&b"):
         end(conn, made(client, task=task), "failed")
     page = client.get("/jobs?queue=load.cbr&status=dead&task=a%26b").text
-    address = "/do/delete_dead?queue=load.cbr&task=a%26b"
     assert "Select all that match" in page
     assert "hx-post" not in page
-    monkeypatch.setattr(operations, "SCAN", 1)
-    assert "2 jobs deleted." in client.post(address, headers=HTMX).text
-    assert conn.execute("SELECT array_agg(task) FROM dl_jobs").fetchone() == (["other"],)
-    assert client.post("/do/delete_dead?queue=load.cbr&producer=p", headers=HTMX).status_code == 400
-    assert client.post("/do/delete_dead?queue=load.cbr&task=%00", headers=HTMX).status_code == 400
-    assert client.post("/do/delete_dead?queue=load.cbr&after=x", headers=HTMX).status_code == 400
-
-
-def test_a_button_that_has_no_time_left_goes_on_where_it_stopped(
-    client: FlaskClient, conn: db.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for task in ("a", "b", "a"):
-        end(conn, made(client, task=task), "failed")
+    address = "/do/delete_dead?queue=load.cbr&task=a%26b"
     monkeypatch.setattr(operations, "SCAN", 1)
     monkeypatch.setattr(actions, "ALL_SEC", -1.0)  # time for one step
-    answer = client.post("/do/requeue_dead?queue=load.cbr&task=a", headers=HTMX).text
-    assert "1 job queued again. There may be more behind these." in answer
-    more = re.search('hx-post="([^"]+)"', answer)
-    assert more is not None
+    answer = client.post(address, headers=HTMX).text
+    assert "1 job deleted. There may be more behind these." in answer
+    (more,) = re.findall('hx-post="([^"]+)"', answer)
     monkeypatch.undo()
-    assert "1 job queued again." in client.post(unescape(more[1]), headers=HTMX).text
+    assert "1 job deleted." in client.post(unescape(more), headers=HTMX).text
+    assert conn.execute("SELECT array_agg(task) FROM dl_jobs").fetchone() == (["other"],)
+    for wrong in ("producer=p", "task=%00", "after=x"):
+        assert client.post(f"/do/delete_dead?queue=load.cbr&{wrong}", headers=HTMX).status_code == 400
 
 
 def test_a_full_queue_takes_no_more_until_there_is_room(client: FlaskClient, refused: Refused) -> None:
     client.put("/api/v1/queues/load.cbr/limit", json={"max_length": 1})
+    nightly = {"name": "nightly", "queue": "load.cbr", "task": "t", "cron": "0 3 * * *"}
+    assert client.post("/api/v1/schedules", json=nightly).status_code == 200
     job_id = made(client, idempotency_key="k")
-    for path, body in ((TRIGGER, MINIMAL), (BATCH, {"jobs": [MINIMAL | {"queue": "other"}, MINIMAL]})):
+    batch = {"jobs": [MINIMAL | {"queue": "other"}, MINIMAL]}
+    for path, body in ((TRIGGER, MINIMAL), (BATCH, batch), ("/api/v1/schedules/nightly/run", None)):
         answer = client.post(path, json=body)
-        problem = refused(answer, 429, "queue-full")
-        assert "load.cbr" in problem["detail"]
+        assert "load.cbr" in refused(answer, 429, "queue-full")["detail"]
         assert int(answer.headers["Retry-After"]) > 0
     assert made(client, idempotency_key="k") == job_id  # it is there already
     assert client.post(TRIGGER, json=MINIMAL | {"queue": "other"}).status_code == 200
     client.delete(f"/api/v1/jobs/{job_id}")
     made(client)
-
-
-def test_the_audit_says_how_many_jobs_an_order_has_changed(
-    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job_id = made(client)
-    lines: list[dict[str, Any]] = []
-    monkeypatch.setattr(audit.log, "audit", lambda event, **facts: lines.append({"event": event, **facts}))
-    client.post(f"{BULK}/cancel", json={"job_ids": [job_id]})
-    client.post("/api/v1/queues/load.cbr/delete-dead")
-    ends = [line for line in lines if line["event"] == "request.end"]
-    assert {(line["who"], line["remote"], line["status"]) for line in ends} == {("anonymous", "127.0.0.1", 200)}
-    known = {"event", "who", "remote", "method", "path", "status", "duration_ms"}
-    changed = [{name: value for name, value in line.items() if name not in known} for line in ends]
-    assert changed == [
-        {"jobs": 1, "first_job_id": job_id, "last_job_id": job_id},
-        {"queue": "load.cbr", "jobs": 0},
-    ]

@@ -1,4 +1,4 @@
-"""The zone of pages, the chart's range, the page of PostgreSQL, the limit of a queue: without a browser."""
+"""The dashboard without a browser: what its pages say and carry, who may press, and what they say when they cannot."""
 
 import re
 from collections.abc import Callable
@@ -9,13 +9,163 @@ from zoneinfo import ZoneInfo
 
 import psycopg
 import pytest
-from api_app import HTMX, journal, running, show_worker
+from api_app import HTMX, NOWHERE, journal, running, show_worker
 from flask.testing import FlaskClient
 
 from dataloader import config
-from dataloader.queue import db, enqueue, operations, parents
+from dataloader.queue import db, enqueue, operations
 from dataloader.queue.plans import backfills, new_backfill, new_schedule, schedules
-from dataloader.queue.reports import alerts, errors, postgres, stats, timeline, webhooks
+from dataloader.queue.reports import alerts, postgres, stats, timeline, webhooks
+
+PAGES = [
+    "/",
+    "/jobs",
+    "/workers",
+    "/postgres",
+    "/schedules",
+    "/limits",
+    "/backfills",
+    "/queues/load.cbr",
+    "/queues/a%2Fb%20%3F%25",
+    "/jobs?status=dead&sort=key",
+]
+
+
+@pytest.mark.usefixtures("ageless")
+@pytest.mark.long
+def test_a_page_keeps_to_its_own_host_and_an_unchanged_part_is_304(client: FlaskClient, conn: db.Connection) -> None:
+    for queue in ("load.cbr", "a/b ?%"):
+        operations.pause(conn, queue, "me")
+    for path in PAGES:
+        page = client.get(path)
+        assert page.status_code == 200, path
+        policy = page.headers["Content-Security-Policy"]
+        assert "default-src 'self'; script-src 'self'; style-src 'self'" in policy
+        assert "unsafe" not in policy
+        assert page.text.startswith("<!doctype html>")
+        assert " style=" not in page.text
+        assert " onclick=" not in page.text
+        (live,) = re.findall('id="live" hx-get="([^"]+)"', page.text)
+        assert live.replace("&amp;", "&").replace("a/b", "a%2Fb") == path
+        part = client.get(path, headers=HTMX)
+        assert "<html" not in part.text
+        again = client.get(path, headers=HTMX | {"If-None-Match": part.headers["ETag"]})
+        assert (again.status_code, again.data) == (304, b"")
+
+
+def test_assets_are_kept_for_as_long_as_their_content_is_theirs(client: FlaskClient) -> None:
+    assets = re.findall('(?:href|src)="(/static/[^"]+)"', client.get("/").text)
+    assert assets
+    for path in assets:
+        answer = client.get(path)
+        assert answer.status_code == 200
+        assert answer.headers["Cache-Control"] == "public, max-age=31536000, immutable"
+        assert client.get(path[:-1]).headers["Cache-Control"] == "no-store"  # another hash: of another version
+    for path in ("/static/../page.py", "/static/%2e%2e/page.py", "/static//etc/passwd", "/static/", "/static/vendor"):
+        assert client.get(path).status_code == 404
+
+
+def test_a_button_that_comes_too_late_says_so(client: FlaskClient, conn: db.Connection) -> None:
+    job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
+    assert client.post(f"/do/cancel?job_id={job_id}", headers=HTMX).headers["HX-Trigger"] == "refresh"
+    answer = client.post(f"/do/run_now?job_id={job_id}", headers=HTMX)
+    assert answer.text == "the job is canceled; only a queued job can be made due"
+    assert client.post(f"/do/delete?job_id={uuid4()}", headers=HTMX).status_code == 404
+    assert "0 jobs deleted" in client.post("/do/delete_dead?queue=q", headers=HTMX).text
+
+
+def test_a_long_run_is_shown_to_its_end(client: FlaskClient, conn: db.Connection) -> None:
+    job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
+    conn.execute(
+        "INSERT INTO dl_job_events (job_id, queue, kind, payload)"
+        " SELECT %s, 'q', CASE n WHEN 0 THEN 'picked' WHEN 2500 THEN 'lost' ELSE 'heartbeat' END,"
+        "        CASE n WHEN 2500 THEN '{\"signal\": 9}'::jsonb ELSE '{\"attempt\": 1}' END"
+        "   FROM generate_series(0, 2500) n",
+        (job_id,),
+    )
+    page = client.get(f"/jobs/{job_id}").text
+    assert "and 2,499 heartbeats" in page
+    assert "signal 9" in page
+    assert "Later entries" not in page
+
+
+def test_runs_before_and_after_a_requeue_are_told_apart_and_timed(client: FlaskClient, conn: db.Connection) -> None:
+    """The page of a job that somebody put back has two attempts numbered 1; `took` is of a run and not of both."""
+    job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
+    conn.execute(
+        "UPDATE dl_jobs SET status = 'succeeded', attempt = 1, claims = 2, journaled = journaled + 1,"
+        " started_at = now() - interval '1 hour', finished_at = now() - interval '1 minute' WHERE job_id = %s",
+        (job_id,),
+    )
+    first, second = {"attempt": 1}, {"attempt": 0, "by": "token <ops> from ::1"}
+    journal(conn, job_id, "q", ("picked", 3600, first), ("failed", 3598, first), ("requeue", 120, second))
+    journal(conn, job_id, "q", ("picked", 64, first), ("done", 60, first))
+    page = " ".join(client.get(f"/jobs/{job_id}").text.split())
+    runs = re.findall(
+        r'data-label="Run" class="number">(\d+)</td> <td data-label="Attempt" class="number">(.*?)</td>', page
+    )
+    assert runs == [
+        ("1", "1"),
+        ("2", '1 <span class="dim requeued">after the requeue by token &lt;ops&gt; from ::1</span>'),
+    ]
+    assert "<dt>Last run took</dt> <dd>4 s</dd>" in page
+    assert '<span class="dim">took</span> 4 s' in client.get("/jobs").text
+    assert client.get(f"/api/v1/jobs/{job_id}/status").get_json()["run_sec"] == pytest.approx(4, abs=0.5)
+
+
+def test_from_elsewhere_nothing_is_pressed_and_no_button_shown(client: FlaskClient, conn: db.Connection) -> None:
+    job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
+    afar = {"environ_base": {"REMOTE_ADDR": "10.0.0.7"}}
+    assert client.post(f"/do/cancel?job_id={job_id}", headers=HTMX, **afar).status_code == 403
+    assert "hx-post" in client.get(f"/jobs/{job_id}").text
+    assert "hx-post" not in client.get(f"/jobs/{job_id}", **afar).text
+
+
+def test_what_cannot_be_is_said_on_a_page(client: FlaskClient, conn: db.Connection) -> None:
+    operations.set_order(conn, "orders", "test", ordered=True)
+    enqueue.enqueue(conn, enqueue.NewJob("orders", "t", "order-7"))
+    for path, status, words in [
+        ("/jobs/00000000-0000-4000-8000-000000000000", 404, "there is no job with this job_id"),
+        ("/jobs?status=odd", 400, "The status should be one of"),
+        ("/?range=2h", 400, "should be one of: 1h, 6h, 24h, 7d"),
+        ("/queues/nope", 404, "there is no queue of this name"),
+        ("/jobs?queue=%00", 400, "U+0000"),
+        ("/errors?since=yesterday", 400, "as 2026-01-31T14:30"),
+        ("/jobs?since=0001-01-01T00:00%2B05:00", 400, "A time should be"),
+        ("/jobs?since=yesterday", 400, "as 2026-01-31T14:30"),
+        ("/jobs?after=%ff", 400, "cursor"),
+        ("/key?queue=plain&lock_key=k", 409, "the queue plain is not ordered"),
+        ("/keys?queue=plain", 409, "the queue plain is not ordered"),
+        ("/keys", 400, "should name a queue"),
+        ("/key?queue=orders", 400, "should name a lock key"),
+        ("/key?queue=orders&lock_key=%00", 400, "U+0000"),
+        ("/keys?queue=orders&after=YQBi", 400, "cursor"),
+        ("/key?queue=orders&lock_key=order-7&after=YQBi", 400, "cursor"),
+        ("/tasks?range=2h", 400, "The range should be one of"),
+        ("/tasks/a%00b", 400, "U+0000"),
+        ("/timeline?hours=7", 400, "The hours should be one of"),
+        ("/queues/orders?range=2h", 400, "The range should be one of"),
+        ("/backfills/nothing", 404, "there is no "),
+    ]:
+        answer = client.get(path)
+        assert answer.status_code == status
+        assert answer.mimetype == "text/html"
+        assert words in answer.text
+    client.set_cookie("dl_zone", "America/New_York")  # where this instant is in no year of Python
+    assert client.get("/errors?since=0001-01-01T00:00:00Z").status_code == 400
+
+
+def test_without_a_database_every_page_says_so() -> None:
+    with running(NOWHERE, pg_use_pool=False) as app:
+        client = app.test_client()
+        for path in PAGES:
+            page = client.get(path)
+            assert page.status_code == 503
+            assert page.headers["Retry-After"]
+            assert "The database does not answer: connection to server" not in page.text
+            assert "The database does not answer: Connection refused" in page.text
+            part = client.get(path, headers=HTMX)
+            assert (part.status_code, part.mimetype) == (503, "text/plain")
 
 
 def plan_days(conn: db.Connection, **more: Any) -> None:
@@ -88,19 +238,6 @@ def test_a_list_of_jobs_knows_its_own_parameters_only(client: FlaskClient, addre
         assert "#http" not in answer.text
 
 
-def test_an_empty_farm_leads_to_its_first_job_and_no_longer_once_there_is_one(
-    client: FlaskClient, conn: db.Connection
-) -> None:
-    page = client.get("/").text
-    assert "what to do next" in page
-    assert "dataloader workers" in page
-    assert '<a href="/trigger?task=noop">' in page
-    assert '<a href="/trigger">Trigger one</a>' in client.get("/jobs").text
-    client.application.extensions["shared"].clear()
-    enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
-    assert "what to do next" not in client.get("/").text
-
-
 def test_a_reaper_that_is_there_needs_no_start_unless_it_has_sent_nothing_for_long(
     client: FlaskClient, dsn: str, conn: db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,13 +304,32 @@ def test_the_limit_of_a_queue_is_set_and_lifted_on_its_page(client: FlaskClient,
     for text, limit in (("7", 7), ("0", 0), ("", None)):
         assert client.post("/do/limit?queue=q", data={"max_length": text}, headers=HTMX).status_code == 200
         assert operations.settings(conn, "q")["max_length"] == limit
-    for wrong in ("-1", "many", "2147483648", "9" * 5_000, "１"):
-        answer = client.post("/do/limit?queue=q", data={"max_length": wrong}, headers=HTMX)
-        assert answer.status_code == 400
-        assert "max_length: Input should be" in answer.text
-    assert operations.settings(conn, "q")["max_length"] is None
+
+
+@pytest.mark.parametrize(
+    ("address", "form", "words"),
+    [
+        *(("limit?queue=q", {"max_length": bad}, "max_length: Input should be") for bad in ("-1", "2147483648", "１")),
+        ("limit?queue=q", {"max_length": "9" * 5_000}, "max_length: Input should be"),
+        ("set_queue?queue=q", {"ordered": "no", "merge": "yes"}, "should be ordered as well"),
+        ("set_queue?queue=q", {"merge_limit": "1e3"}, "merge_limit: Input should be an integer"),
+        ("set_queue?queue=q", {"batch": "99999999999999999999"}, "batch: Input should be an integer"),
+        ("add_schedule", {"name": "b", "task": "t", "cron": "x"}, "five fields"),
+        ("add_schedule", {"name": "b", "task": "t", "cron": "0 3 * * *", "args": "[1]"}, "JSON object"),
+        ("add_schedule", {"name": "a", "task": "t", "cron": "0 3 * * *"}, "already"),
+        ("add_schedule", {"name": "b", "task": "t", "interval_sec": "soon"}, "should be an integer"),
+    ],
+)
+def test_a_wrong_form_is_refused_in_a_sentence_and_changes_nothing(
+    client: FlaskClient, conn: db.Connection, address: str, form: dict[str, str], words: str
+) -> None:
+    plan(conn, "a")
     operations.limit_length(conn, "q", 7, "me")
-    assert "at most 7 queued jobs" in client.get("/queues/q").text
+    before = operations.settings(conn, "q"), schedules.listed(conn)
+    answer = client.post(f"/do/{address}", data=form, headers=HTMX)
+    assert answer.status_code in (400, 409)
+    assert words in answer.text
+    assert (operations.settings(conn, "q"), schedules.listed(conn)) == before
 
 
 def test_the_overview_names_schedules_backfills_and_webhooks_that_do_not_work(
@@ -269,15 +425,24 @@ def test_a_schedule_of_an_unknown_task_says_so_and_can_be_removed(client: FlaskC
     assert [row["name"] for row in schedules.listed(conn)] == ["load.table"]
 
 
-def test_a_backfill_without_workers_or_with_failures_says_so(client: FlaskClient, conn: db.Connection) -> None:
+def test_a_backfill_says_what_its_partitions_wait_for_and_lack(client: FlaskClient, conn: db.Connection) -> None:
     plan_days(conn, queue="nobody")
-    assert "No worker serves the queue" in client.get("/backfills/q1").text
+    page = client.get("/backfills/q1").text
+    for text in ("No worker serves the queue", "3 planned", "2026-01-02: planned"):
+        assert text in page
+    assert "missing" not in page
+    assert "limit changed" not in client.get("/activity").text  # the backfill's own limit
     assert backfills.tick(conn)
+    conn.execute("DELETE FROM dl_jobs WHERE partition_key = '2026-01-02'")
     conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now()")
     client.application.extensions["shared"].clear()
     page = client.get("/backfills/q1").text
-    assert '<span class="bad">3 failed</span>' in page
-    assert "No worker serves the queue" not in page
+    for text in ('<span class="bad">2 failed</span>', "1 missing", "2026-01-02: missing"):
+        assert text in page
+    assert not re.search("No worker serves the queue|planned", page)
+    plan_days(conn, name="canceled")
+    backfills.cancel(conn, "canceled", "anna")
+    assert re.findall(r"\d (?:planned|missing)", client.get("/backfills/canceled").text) == ["3 missing"]
 
 
 def test_a_queue_names_the_jobs_that_miss_their_deadlines(client: FlaskClient, conn: db.Connection) -> None:
@@ -291,16 +456,6 @@ def test_a_queue_names_the_jobs_that_miss_their_deadlines(client: FlaskClient, c
     assert "Deadlines that are missed" in page
     assert "t (late)" in page
     assert f'href="/jobs/{job_id}"' in page
-
-
-def test_a_task_lists_its_jobs_behind_many_later_ones(client: FlaskClient, conn: db.Connection) -> None:
-    job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "rare", "k"))
-    conn.execute("UPDATE dl_jobs SET created_at = now() - interval '1 h'")
-    conn.execute(
-        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, args)"
-        " SELECT gen_random_uuid(), 'other', 'often', n::text, '{}' FROM generate_series(1, 3500) n"
-    )
-    assert str(job_id) in client.get("/tasks/rare").text
 
 
 def test_an_empty_list_offers_the_names_that_are_like_an_unknown_one(client: FlaskClient, conn: db.Connection) -> None:
@@ -326,69 +481,9 @@ def test_a_queue_that_a_plan_names_has_a_page_before_its_first_job(client: Flask
         assert client.get(link).status_code == 200
 
 
-def test_figures_that_only_begin_to_count_are_lower_bounds(client: FlaskClient, conn: db.Connection) -> None:
-    conn.execute("ALTER TABLE dl_jobs DISABLE TRIGGER USER")
-    conn.execute(
-        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, finished_at, attempt, blocked_on)"
-        " SELECT gen_random_uuid(), kind.queue, 't', n::text, kind.status::dl_status, kind.ended, 1, kind.blocked_on"
-        " FROM generate_series(1, 1_500) n, (VALUES ('dead', 'failed', now(), NULL), ('tried', 'queued', NULL, 'time'))"
-        " AS kind (queue, status, ended, blocked_on)"
-    )
-    conn.execute("ALTER TABLE dl_jobs ENABLE TRIGGER USER")
-    page = client.get("/").text
-    assert "1,000+ jobs are dead in queue dead." in page
-    labels = re.findall(r'aria-label="(\w+: [^"]+)"', page)
-    assert {"Dead: 1,000+", "Retries: 1,000+", "Fresh: 0+", "Running: 0"} <= {*labels}
-    assert "Delete all 1,000+ dead jobs, with" in client.get("/queues/dead").text
-    tried = client.get("/queues/tried").text
-    assert "1,000+ scheduled" in tried
-    assert "Let all 1,000+ scheduled jobs run now" in tried
-    assert "Let all 1,000+ jobs that wait for a retry fail" in tried
-    assert stats.note_lengths(conn, 0) is not None
-    client.application.extensions["shared"].clear()
-    assert "~1,500 jobs are dead in queue dead." in client.get("/").text
-
-
-def test_lists_that_are_cut_say_so(client: FlaskClient, conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    parent, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
-    for n in range(2):
-        enqueue.enqueue(conn, enqueue.NewJob("q", "t", f"c{n}", depends_on=[parent]))
-    conn.execute("UPDATE dl_jobs SET attempt = 1, error_group = 'E' || lock_key, blocked_on = 'time'")
-    conn.execute("INSERT INTO dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'requeue' FROM dl_jobs")
-    for page in (f"/jobs/{parent}", "/errors"):
-        assert " 2 largest" not in client.get(page).text
-        assert "the first 2" not in client.get(page).text
-    monkeypatch.setattr(parents, "SHOWN", 2)
-    monkeypatch.setattr(errors, "GROUPS", 2)
-    client.application.extensions["shared"].clear()
-    assert "the first 2, there may be more" in client.get(f"/jobs/{parent}").text
-    assert "These are the 2 largest groups." in client.get("/errors").text
-
-
 def test_a_queue_whose_jobs_run_is_served(client: FlaskClient, conn: db.Connection) -> None:
     job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
     enqueue.enqueue(conn, enqueue.NewJob("q", "t", "other"))
     assert "No worker serves this queue" in client.get("/queues/q").text
     conn.execute("UPDATE dl_jobs SET status = 'running' WHERE job_id = %s", (job_id,))  # by another service
     assert "No worker serves this queue" not in client.get("/queues/q").text
-
-
-def test_partitions_without_a_job_are_planned_before_they_are_missing(client: FlaskClient, conn: db.Connection) -> None:
-    plan_days(conn)
-    page = client.get("/backfills/q1").text
-    assert "3 planned" in page
-    assert "limit changed" not in client.get("/activity").text  # the backfill's own limit
-    assert "2026-01-02: planned" in page
-    assert "missing" not in page
-    assert backfills.tick(conn)
-    conn.execute("DELETE FROM dl_jobs WHERE partition_key = '2026-01-02'")
-    client.application.extensions["shared"].clear()
-    page = client.get("/backfills/q1").text
-    assert "planned" not in page
-    assert "1 missing" in page
-    assert "2026-01-02: missing" in page
-    plan_days(conn, name="canceled")
-    backfills.cancel(conn, "canceled", "anna")
-    page = client.get("/backfills/canceled").text
-    assert "planned" not in page
-    assert "3 missing" in page

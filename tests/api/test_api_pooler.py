@@ -1,129 +1,53 @@
 """The API behind PgBouncer: what it acknowledged is in its schema as it was sent, and no request is answered 5xx."""
 
-import random
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import psycopg
 import pytest
-from api_app import MINIMAL, TRIGGER, running
+from api_app import BATCH, MINIMAL, TRIGGER, answered, asked, running
 from flask import Flask
 from pooling import TAKES_OUR_OPTIONS, pooler
 from psycopg.rows import dict_row
 
 from dataloader.queue import db, migrations
 
-THREADS, REQUESTS = 8, 125  # and so many of each
-# In transaction mode each transaction is to meet another session.
-MODES = {"transaction": ["default_pool_size=4", "server_round_robin=1"], "session": []}
-JOBS = "/api/v1/jobs"
-Expected = dict[str, tuple[str, str, int, str]]  # queue, lock_key, the argument, status of each job
+THREADS = 8
+IN_TURN = ["default_pool_size=4", "server_round_robin=1"]  # each transaction is to meet another session
+JOBS, SCHEMA = "/api/v1/jobs", "a-Farm"
 
 
-class Caller:
-    """One client: it sends requests of all kinds, checks each answer, and keeps account of its jobs."""
-
-    def __init__(self, app: Flask, number: int) -> None:
-        self.client = app.test_client()
-        self.random = random.Random(number)
-        self.name = f"caller{number}"
-        self.sent = 0
-        self.jobs: Expected = {}
-
-    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        self.sent += 1
-        answer = self.client.open(path, method=method, json=body)
-        assert answer.status_code == 200, f"{method} {path}: {answer.status_code} {answer.get_data(as_text=True)}"
-        return answer.get_json()
-
-    def run(self) -> Expected:
-        steps: list[Callable[[], None]] = [self.trigger] * 4 + [self.batch, self.cancel, self.delete, self.pause]
-        steps += [self.status, self.detail, self.lists, self.figures]
-        while self.sent < REQUESTS:
-            self.random.choice(steps)()
-        return self.jobs
-
-    def new(self) -> dict[str, Any]:
-        number = self.random.randrange(1_000_000)
-        return MINIMAL | {"queue": self.name, "lock_key": f"{self.name}-{number}", "args": {"number": number}}
-
-    def expect(self, new: dict[str, Any], answer: dict[str, Any]) -> None:
-        assert answer["status"] == "queued"
-        self.jobs[answer["job_id"]] = (new["queue"], new["lock_key"], new["args"]["number"], "queued")
-
-    def trigger(self) -> None:
-        new = self.new() | {"idempotency_key": f"{self.name}-{self.random.random()}"}
-        answer = self.call("POST", TRIGGER, new)
-        self.expect(new, answer)
-        assert self.call("POST", TRIGGER, new) == answer
-
-    def batch(self) -> None:
-        many = [self.new() for _ in range(self.random.choice([1, 3, 1_300]))]
-        for new, answer in zip(many, self.call("POST", f"{JOBS}/batch", {"jobs": many})["jobs"], strict=True):
-            self.expect(new, answer)
-
-    def some(self) -> str:
-        if not self.jobs:
-            self.trigger()
-        return self.random.choice(list(self.jobs))
-
-    def cancel(self) -> None:
-        job_id = self.some()
-        assert self.call("POST", f"{JOBS}/{job_id}/cancel")["status"] == "canceled"
-        self.jobs[job_id] = (*self.jobs[job_id][:3], "canceled")
-
-    def delete(self) -> None:
-        job_id = self.some()
-        self.call("DELETE", f"{JOBS}/{job_id}")
-        del self.jobs[job_id]
-
-    def pause(self) -> None:
-        assert self.call("POST", f"/api/v1/queues/{self.name}/pause")["paused_at"]
-        assert self.call("POST", f"/api/v1/queues/{self.name}/resume")["paused_at"] is None
-
-    def status(self) -> None:
-        job_id = self.some()
-        shown = self.call("GET", f"{JOBS}/{job_id}/status")
-        assert (shown["queue"], shown["lock_key"], shown["status"]) == (*self.jobs[job_id][:2], self.jobs[job_id][3])
-        assert shown["created_at"].endswith("Z")
-
-    def detail(self) -> None:
-        job_id = self.some()
-        assert self.call("GET", f"{JOBS}/{job_id}")["args"] == {"number": self.jobs[job_id][2]}
-        assert self.call("GET", f"{JOBS}/{job_id}/events")["events"][0]["kind"] == "queued"
-
-    def lists(self) -> None:
-        page = self.call("GET", f"{JOBS}?queue={self.name}&sort={self.random.choice(['key', 'changed'])}")
-        assert {job["job_id"] for job in page["jobs"]} <= set(self.jobs)
-
-    def figures(self) -> None:
-        self.call("GET", "/api/v1/queues")
-        self.call("GET", "/ready")
+def use(app: Flask, number: int) -> dict[str, tuple[str, str, int, str]]:
+    """Requests of all kinds, and of the jobs that they leave the queue, the key, the argument and the status."""
+    client, queue = app.test_client(), f"q{number % THREADS}"
+    new = MINIMAL | {"queue": queue, "lock_key": f"k{number}", "args": {"number": number}}
+    keyed = new | {"idempotency_key": f"once {number}"}
+    first, again = (answered(client.post(TRIGGER, json=keyed))["job_id"] for _ in range(2))
+    assert first == again
+    many = {"jobs": [new] * (1_300 if number % 40 == 0 else 3)}
+    second, *others = (job["job_id"] for job in answered(client.post(BATCH, json=many))["jobs"])
+    assert answered(client.post(f"{JOBS}/{first}/cancel"))["status"] == "canceled"
+    answered(client.delete(f"{JOBS}/{second}"))
+    assert asked(client, f"{JOBS}/{others[0]}")["args"] == {"number": number}
+    assert asked(client, f"{JOBS}/{first}/events")["events"][0]["kind"] == "queued"
+    assert {job["queue"] for job in asked(client, f"{JOBS}?queue={queue}&sort=key")["jobs"]} == {queue}
+    assert answered(client.post(f"/api/v1/queues/{queue}/pause"))["paused_at"]
+    for path in ("/api/v1/queues", "/ready"):
+        asked(client, path)
+    left = (queue, f"k{number}", number)
+    return {first: (*left, "canceled")} | dict.fromkeys(others, (*left, "queued"))
 
 
-@pytest.mark.parametrize(
-    ("mode", "schema", "pool"),
-    [
-        pytest.param("transaction", "a-Farm", True, marks=pytest.mark.long),
-        pytest.param("transaction", "a-Farm", False, marks=pytest.mark.long),
-        pytest.param("transaction", "public", True, marks=pytest.mark.slow),
-        pytest.param("session", "a-Farm", True, marks=pytest.mark.slow),
-        pytest.param("session", "a-Farm", False, marks=pytest.mark.slow),
-    ],
-)
-def test_h8_a_thousand_mixed_requests(own_db: str, mode: str, schema: str, pool: bool) -> None:
-    migrations.migrate(own_db, schema)  # besides the queue in `public`, which would be found instead
+@pytest.mark.parametrize("pool", [True, False])
+@pytest.mark.long
+def test_h8_a_thousand_mixed_requests(own_db: str, pool: bool) -> None:
+    migrations.migrate(own_db, SCHEMA)  # besides the queue in `public`, which would be found instead
     with (
-        pooler(own_db, mode, TAKES_OUR_OPTIONS, *MODES[mode]) as through,
-        running(through, pg_schema_queue=schema, pg_use_pool=pool) as app,
+        pooler(own_db, "transaction", TAKES_OUR_OPTIONS, *IN_TURN) as through,
+        running(through, pg_schema_queue=SCHEMA, pg_use_pool=pool) as app,
         ThreadPoolExecutor(THREADS) as threads,
     ):
-        callers = [Caller(app, number) for number in range(THREADS)]
-        accounts = list(threads.map(Caller.run, callers))
-    assert sum(caller.sent for caller in callers) >= THREADS * REQUESTS
-    expected = {job_id: job for account in accounts for job_id, job in account.items()}
-    with db.connect(own_db, name="test", schema=schema) as conn:
+        expected = {job: left for jobs in threads.map(use, [app] * 90, range(90)) for job, left in jobs.items()}
+    with db.connect(own_db, name="test", schema=SCHEMA) as conn:
         rows = conn.execute(
             "SELECT job_id::text, queue, lock_key, (args ->> 'number')::int, status::text FROM dl_jobs"
         ).fetchall()

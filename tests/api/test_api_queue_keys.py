@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
-from api_app import HTMX, Refused, next_page
+from api_app import Refused, next_page
 from flask.testing import FlaskClient
 
 from dataloader.api.dashboard import pages
@@ -45,23 +45,6 @@ def test_the_link_of_a_queue_with_an_odd_name_leads_to_the_same_queue(
     again = client.get(next_page(answer))
     assert [key["lock_key"] for key in again.get_json()["keys"]] == ["b"]
     assert "/../" not in answer.headers["Link"]
-
-
-def test_a_plain_queue_and_a_wrong_cursor_are_refused(
-    client: FlaskClient, orders: db.Connection, refused: Refused
-) -> None:
-    problem = refused(client.get(KEYS.replace("orders", "plain")), 409, "not-ordered")
-    assert "dataloader queue set plain --ordered" in problem["detail"]
-    refused(client.get(f"{KEYS}?after=YQBi"), 400, "invalid-input", "/after")
-    refused(client.get(f"{KEYS}?limit=201"), 400, "invalid-input", "/limit")
-    refused(client.get(f"{KEYS}?color=red"), 400, "invalid-input", "/color")
-
-
-def test_the_metrics_count_the_keys_of_ordered_queues(client: FlaskClient, orders: db.Connection) -> None:
-    put(orders, "k", queue="plain")
-    metrics = client.get("/metrics").text
-    assert 'dl_queue_keys{queue="orders"} 3.0' in metrics
-    assert 'dl_queue_keys{queue="plain"}' not in metrics
 
 
 def test_too_many_dead_jobs_are_not_sorted_by_key(
@@ -123,15 +106,6 @@ def test_secrets_in_keys_and_arguments_are_masked_on_pages(client: FlaskClient, 
     assert "region north" in page
 
 
-def test_the_pages_of_a_plain_queue_have_no_keys(client: FlaskClient, orders: db.Connection) -> None:
-    job_id = put(orders, "k", queue="plain")
-    assert "/key" not in client.get("/queues/plain").text
-    assert "/key?" not in client.get(f"/jobs/{job_id}").text
-    overview = " ".join(client.get("/").text.split())
-    assert '<a href="/keys?queue=orders">3 keys</a>' in overview
-    assert "keys?queue=plain" not in overview
-
-
 ORDER = {"ordered": "no", "merge": "no", "merge_limit": "1000", "batch": "", "on_dead": "continue"}
 SET = "/do/set_queue?queue=orders"
 
@@ -148,16 +122,3 @@ def test_the_form_of_an_order_changes_what_somebody_has_changed_in_it(
     assert 'name="batch" min="1" max="1000" value="10"' in page
     assert "fieldset" not in client.get("/queues/orders", environ_base={"REMOTE_ADDR": "10.0.0.7"}).text
     assert "No queue of this name" in client.post("/do/set_queue?queue=new", data=ORDER | {"ordered": "yes"}).text
-
-
-def test_an_order_that_cannot_be_is_refused_in_a_sentence(client: FlaskClient, orders: db.Connection) -> None:
-    for form, words in [
-        ({"merge": "yes"}, "should be ordered as well"),
-        ({"merge_limit": "1e3"}, "merge_limit: Input should be an integer"),
-        ({"batch": "99999999999999999999"}, "batch: Input should be an integer"),
-        ({"batch": "١"}, "batch: Input should be an integer"),
-    ]:
-        before = operations.settings(orders, "orders")
-        answer = client.post(SET, data=ORDER | form, headers=HTMX)
-        assert (answer.status_code, words in answer.text) == (400, True), answer.text
-        assert operations.settings(orders, "orders") == before

@@ -18,6 +18,7 @@ from flask.testing import FlaskClient
 from link import SILENT, linked
 from patience import until
 from psycopg.conninfo import conninfo_to_dict
+from structlog.testing import capture_logs
 
 from dataloader.api.server import health
 from dataloader.farm.common_log import FarmOutage, Note
@@ -55,14 +56,14 @@ def test_a_process_that_ends_is_not(client: FlaskClient, refused: Refused, monke
     assert client.get("/health").status_code == 200
 
 
-def test_a_schema_that_does_not_fit(empty_db: str, refused: Refused) -> None:
-    with running(empty_db) as app:
+def test_a_schema_that_does_not_fit(empty_db: str, own_db: str, refused: Refused) -> None:
+    with running(empty_db) as app, capture_logs() as logs:
         assert "dataloader migrate" in refusal(app.test_client(), refused, "schema")["detail"]
-
-
-def test_a_schema_that_became_too_new(own_db: str, refused: Refused) -> None:
+        problem = refused(app.test_client().post(TRIGGER, json=MINIMAL), 503, "unavailable")
+        assert "run `dataloader migrate`" in problem["detail"]
+    assert "api.schema_refused" in {line["event"] for line in logs}
     with running(own_db) as app, db.connect(own_db, name="test", schema="public") as conn:
-        assert app.test_client().get("/ready").status_code == 200
+        assert _status(app) == 200
         conn.execute("UPDATE dl_migrations SET oldest_code = 9999 WHERE number = 1")
         refusal(app.test_client(), refused, "schema")
 
@@ -210,25 +211,10 @@ def test_triggers_and_indexes_that_do_not_work(own_db: str) -> None:
         until(lambda: text not in _overview(app), "the overview to be content")
 
 
-def _says_that_the_disk_is_full(app: Flask, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "The server's disk is full"
-    assert text in refusal(app.test_client(), refused, "database")["detail"]
-    until(lambda: text in _overview(app), "the overview to say so")
-    assert app.test_client().get("/api/v1/database").get_json()["disk_full"]
-    monkeypatch.setattr(stats, "DISK_FULL_SEC", 0)
-    assert _status(app) == 200
-
-
-def test_a_server_without_room(own_db: str, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_without_room_also_where_only_a_worker_met_it(
+    own_db: str, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(db.Connection, "disk_full_at", db.Connection.disk_full_at)  # other tests share the process
-    with running(own_db) as app, db.connect(own_db, name="test", schema="public") as conn:
-        conn.execute(FULL)
-        assert "No space left on device" in app.test_client().post(TRIGGER, json=MINIMAL).get_json()["detail"]
-        _says_that_the_disk_is_full(app, refused, monkeypatch)
-
-
-def test_a_full_disk_that_only_a_worker_met(own_db: str, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(db.Connection, "disk_full_at", db.Connection.disk_full_at)
     outage = FarmOutage(Note(), structlog.get_logger("worker"))
     worker = Session(lambda: opened(own_db, "dl-worker:q", "public", 5, 5, 5), lambda *_: None, outage, "lost")
     with ExitStack() as stack:
@@ -242,7 +228,12 @@ def test_a_full_disk_that_only_a_worker_met(own_db: str, refused: Refused, monke
         until(lambda: 0.5 < time() % 1 < 0.8, "the half of a second whose rounded time lies in the future")
         worker.call(lambda session: session.conn.execute("SELECT"))
         monkeypatch.setattr(db.Connection, "disk_full_at", -math.inf)  # the worker's process is another one
-        _says_that_the_disk_is_full(app, refused, monkeypatch)
+        assert "The server's disk is full" in refusal(app.test_client(), refused, "database")["detail"]
+        assert "No space left on device" in app.test_client().post(TRIGGER, json=MINIMAL).get_json()["detail"]
+        until(lambda: "The server's disk is full" in _overview(app), "the overview to say so")
+        assert app.test_client().get("/api/v1/database").get_json()["disk_full"]
+        monkeypatch.setattr(stats, "DISK_FULL_SEC", 0)
+        assert _status(app) == 200
 
 
 @pytest.mark.parametrize(

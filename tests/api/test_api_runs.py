@@ -56,46 +56,34 @@ def test_a_task_of_any_name_has_its_figures(client: FlaskClient, conn: db.Connec
     assert client.get("/tasks").status_code == 200
 
 
-def test_a_task_that_nobody_knows_has_no_runs(client: FlaskClient) -> None:
+def test_a_task_that_nobody_knows_has_no_runs_and_without_a_range_tasks_have_no_figures(
+    client: FlaskClient, conn: db.Connection
+) -> None:
+    ran(conn)
+    (task,) = client.get("/api/v1/tasks").get_json()["tasks"]
+    assert (task["task"], task["runs"], task["learned_memory_mb"], "figures" in task) == ("load", 1, 50, False)
     found = client.get("/api/v1/tasks/nobody?range=7d").get_json()
     assert (found["is_known"], found["figures"]["runs"], found["figures"]["run_sec"]) == (False, 0, None)
     assert "No worker has a pipeline of this name" in client.get("/tasks/nobody").text
 
 
-def test_tasks_without_a_range_are_as_ever(client: FlaskClient, conn: db.Connection) -> None:
-    ran(conn)
-    (task,) = client.get("/api/v1/tasks").get_json()["tasks"]
-    assert (task["task"], task["runs"], task["learned_memory_mb"]) == ("load", 1, 50)
-    assert "figures" not in task
-
-
 def test_the_timeline_has_each_run_at_its_worker(client: FlaskClient, conn: db.Connection) -> None:
-    ran(conn)
-    ran(conn, "broken", end="failed")
-    ran(conn, "goes on", end=None)
-    text = client.get("/timeline").text
-    assert text.count("<rect") >= 1
-    for word in (WORKER, "broken", "goes on", "failed", "running"):
-        assert word in text
-
-
-def test_the_timeline_claims_no_begin_that_it_does_not_know(client: FlaskClient, conn: db.Connection) -> None:
-    long, unknown = ran(conn, "long", end=None), ran(conn, "unknown")
+    """Also behind a bulk insert; and it claims no begin that it does not know."""
+    failed, long, unknown = ran(conn, "broken", end="failed"), ran(conn, "long", end=None), ran(conn, "unknown")
     conn.execute("UPDATE dl_job_events SET ts = ts - interval '5 h' WHERE job_id = %s", (long,))
     conn.execute("UPDATE dl_job_events SET ts = ts - interval '5 h' WHERE job_id = %s AND kind <> 'done'", (unknown,))
-    rows = {row.partition("</a>")[0]: row for row in client.get("/timeline").text.split('<a class="task" href="')[1:]}
-    assert '"number">5 h</td>' in rows['/tasks/long">long']
-    assert rows['/tasks/unknown">unknown'].count('class="number">–</td>') == 2
-
-
-def test_a_bulk_insert_hides_no_run_and_no_order(client: FlaskClient, conn: db.Connection) -> None:
-    assert client.post(f"/api/v1/jobs/{ran(conn, end='failed')}/requeue").status_code == 200
+    assert client.post(f"/api/v1/jobs/{failed}/requeue").status_code == 200
     conn.execute(
         "INSERT INTO dl_job_events (job_id, queue, kind)"
         " SELECT gen_random_uuid(), 'bulk', unnest('{queued, heartbeat}'::text[]) FROM generate_series(1, 6000)"
     )
-    timeline, activity = client.get("/timeline").text, client.get("/activity").text
-    assert WORKER in timeline
-    assert "more rows" not in timeline
+    text, activity = client.get("/timeline").text, client.get("/activity").text
+    assert text.count("<rect") >= 1
+    for word in (WORKER, "broken", "failed", "running"):
+        assert word in text
+    assert "more rows" not in text
     assert "requeued" in activity
     assert "jobs are missing here" not in activity
+    rows = {row.partition("</a>")[0]: row for row in text.split('<a class="task" href="')[1:]}
+    assert '"number">5 h</td>' in rows['/tasks/long">long']
+    assert rows['/tasks/unknown">unknown'].count('class="number">–</td>') == 2

@@ -99,15 +99,7 @@ def test_an_operation_is_as_documented(case: schemathesis.Case, app: Flask) -> N
     case.call_and_validate(app=app)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1_800)
-@schema.parametrize()
-@settings(QUICK, max_examples=500, derandomize=False)
-def test_an_operation_is_as_documented_at_length(case: schemathesis.Case, app: Flask) -> None:
-    case.call_and_validate(app=app)
-
-
-def chained(app: Flask, dsn: str, **given: Any) -> None:
+def test_chains_of_calls_are_as_documented(app: Flask, worker_db: str) -> None:
     class Chains(schema.as_state_machine()):  # type: ignore[misc]
         def setup(self) -> None:
             """Begin with empty tables: a chain's answers must not depend on the chains before."""
@@ -116,15 +108,5 @@ def chained(app: Flask, dsn: str, **given: Any) -> None:
         def get_call_kwargs(self, case: schemathesis.Case) -> dict[str, Any]:
             return {"app": app}
 
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        Chains.run(settings=settings(QUICK, **given))
-
-
-def test_chains_of_calls_are_as_documented(app: Flask, worker_db: str) -> None:
-    chained(app, worker_db, max_examples=20, stateful_step_count=6)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1_800)
-def test_chains_of_calls_are_as_documented_at_length(app: Flask, worker_db: str) -> None:
-    chained(app, worker_db, max_examples=1_000, stateful_step_count=20, derandomize=False)
+    with psycopg.connect(worker_db, autocommit=True) as conn:
+        Chains.run(settings=settings(QUICK, max_examples=20, stateful_step_count=6))

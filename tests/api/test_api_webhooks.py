@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator
-from html import unescape
 
 import pytest
 from api_app import BATCH, TRIGGER, Refused, running, show_worker
@@ -40,14 +39,6 @@ def test_a_receiver_is_tried_by_a_job(client: FlaskClient, conn: db.Connection) 
     assert client.get(WEBHOOKS).get_json()["is_served"]
 
 
-def test_a_wrong_receiver_is_refused_and_changes_nothing(client: FlaskClient, refused: Refused) -> None:
-    """Two of those in tests/sql/test_webhooks.py."""
-    problem = refused(client.put(OPS, json={"url": f"https://u:{CANARY}@a/"}), 400, "invalid-input", "/url")
-    assert CANARY not in json.dumps(problem)
-    refused(client.put(f"{WEBHOOKS}/a%20b", json={"url": URL}), 400, "invalid-input", "")
-    assert client.get(WEBHOOKS).get_json()["webhooks"] == []
-
-
 def test_a_receiver_that_gets_nothing_is_not_shown_as_told(client: FlaskClient, conn: db.Connection) -> None:
     client.put(OPS, json={"url": URL})
     client.post(f"{OPS}/test")
@@ -57,23 +48,16 @@ def test_a_receiver_that_gets_nothing_is_not_shown_as_told(client: FlaskClient, 
     assert (shown["undelivered"], shown["last_error"]) == (1, "Connection refused")
     assert "<strong>1 undelivered</strong>: Connection refused" in client.get("/webhooks").text
     conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now()")
-    assert client.get(WEBHOOKS).get_json()["webhooks"][0]["undelivered"] == 1
-    arrived = client.post(f"{OPS}/test").get_json()["job_id"]
-    conn.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now() WHERE job_id = %s", (arrived,))
-    assert client.get(WEBHOOKS).get_json()["webhooks"][0]["undelivered"] == 0
-
-
-def test_a_receiver_that_is_paused_or_removed_is_not_wrong(client: FlaskClient, conn: db.Connection) -> None:
-    client.put(OPS, json={"url": URL})
-    client.post(f"{OPS}/test")
-    conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now(), error = 'Connection refused'")
     assert wrong(client) == [("webhook", "ops", "no worker serves the queue alerts")]
     show_worker(conn, queue="alerts")
     assert wrong(client) == [("webhook", "ops", "1 undelivered")]
-    client.post(f"{OPS}/pause")
+    for paused in ("pause", "resume"):
+        client.post(f"{OPS}/{paused}")
+        assert len(wrong(client)) == (paused == "resume")
+    arrived = client.post(f"{OPS}/test").get_json()["job_id"]
+    conn.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now() WHERE job_id = %s", (arrived,))
     assert wrong(client) == []
-    client.post(f"{OPS}/resume")
-    assert len(wrong(client)) == 1
+    conn.execute("UPDATE dl_jobs SET status = 'failed', error = 'no'")
     client.delete(OPS)
     assert wrong(client) == []
     client.put(OPS, json={"url": URL})  # another webhook of the same name
@@ -103,17 +87,23 @@ def test_the_latest_messages_of_each_webhook_decide_what_has_not_arrived(
     assert undelivered() == {"noisy": 2, "quiet": 0}
 
 
-def test_the_page_lists_the_receivers_and_says_that_nobody_sends(client: FlaskClient) -> None:
-    assert "dataloader webhook add NAME URL" in client.get("/webhooks").text
+def test_the_page_lists_the_receivers_and_says_that_nobody_sends(client: FlaskClient, refused: Refused) -> None:
+    problem = refused(client.put(OPS, json={"url": f"https://u:{CANARY}@a/"}), 400, "invalid-input", "/url")
+    assert CANARY not in json.dumps(problem)
+    refused(client.put(f"{WEBHOOKS}/a%20b", json={"url": URL}), 400, "invalid-input", "")
+    assert "dataloader webhook add NAME URL" in client.get("/webhooks").text, "there is none"
     client.put(OPS, json={"url": URL, "queues": ["<b>q</b>"]})
     client.put(f"{WEBHOOKS}/chat", json={"url": URL, "shape": "slack"})
     client.post(f"{WEBHOOKS}/chat/pause")
     page = client.get("/webhooks").text
-    assert "No worker serves the queue alerts." in page
     assert "<b>q</b>" not in page
-    assert "<b>q</b>" in unescape(page)
-    assert "by anonymous from 127.0.0.1" in page
-    assert f">{URL}</span></td>" in page
+    for text in (
+        "No worker serves the queue alerts.",
+        "&lt;b&gt;q",
+        "by anonymous from 127.0.0.1",
+        f">{URL}</span></td>",
+    ):
+        assert text in page
     assert CANARY not in page + client.get(WEBHOOKS).text
 
 

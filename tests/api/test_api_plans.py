@@ -1,4 +1,4 @@
-"""Schedules over HTTP: made, changed, paused, run; what is refused and why."""
+"""Schedules and backfills over HTTP: made, changed, paused, run; their partitions; what is refused and why."""
 
 import json
 from datetime import datetime
@@ -7,20 +7,20 @@ from typing import Any
 from api_app import HTMX, Refused, answered, asked, running
 from flask.testing import FlaskClient
 
-from dataloader.model.plans import Schedule, Schedules
+from dataloader.model.plans import Backfill, BackfillRetried, Partitions, Schedule, Schedules
 from dataloader.queue import db
-from dataloader.queue.plans import schedules
+from dataloader.queue.plans import backfills, schedules
 
-PATH = "/api/v1/schedules"
+SCHEDULES = "/api/v1/schedules"
 NIGHTLY = {"name": "nightly", "task": "load", "cron": "0 3 * * MON-FRI", "args": {"day": "{{ date }}"}}
 
 
-def added(client: FlaskClient, **fields: Any) -> dict[str, Any]:
-    return dict(answered(client.post(PATH, json=NIGHTLY | fields), Schedule))
+def scheduled(client: FlaskClient, **fields: Any) -> dict[str, Any]:
+    return dict(answered(client.post(SCHEDULES, json=NIGHTLY | fields), Schedule))
 
 
 def test_a_schedule_is_added_with_its_defaults_and_shown_with_its_next_times(client: FlaskClient) -> None:
-    document = added(client)
+    document = scheduled(client)
     assert document["words"] == "At 03:00 on Monday through Friday, Europe/Moscow"
     assert (document["queue"], document["lock_key"], document["origin"]) == ("etl.default", "nightly", "people")
     assert (document["catch_up"], document["overlap"], document["jitter_sec"]) == ("last", "queue", 0)
@@ -28,15 +28,15 @@ def test_a_schedule_is_added_with_its_defaults_and_shown_with_its_next_times(cli
     assert len(document["next"]) == 5
     assert document["next"][0] == document["next_due"]
     assert {datetime.fromisoformat(at).hour for at in document["next"]} == {0}, "03:00 in Moscow"
-    assert asked(client, f"{PATH}/nightly?next=2", Schedule)["next"] == document["next"][:2]
-    (listed,) = asked(client, f"{PATH}?next=0", Schedules)["schedules"]
+    assert asked(client, f"{SCHEDULES}/nightly?next=2", Schedule)["next"] == document["next"][:2]
+    (listed,) = asked(client, f"{SCHEDULES}?next=0", Schedules)["schedules"]
     assert listed == document | {"next": []}
 
 
 def test_a_schedule_takes_the_zone_of_the_settings_unless_it_names_one(dsn: str) -> None:
     with running(dsn, timezone="Asia/Tokyo") as app:
-        assert added(app.test_client())["timezone"] == "Asia/Tokyo"
-        assert added(app.test_client(), name="other", timezone="UTC")["timezone"] == "UTC"
+        assert scheduled(app.test_client())["timezone"] == "Asia/Tokyo"
+        assert scheduled(app.test_client(), name="other", timezone="UTC")["timezone"] == "UTC"
 
 
 def test_a_schedule_that_is_not_valid_is_refused_with_what_would_be_right(
@@ -49,16 +49,16 @@ def test_a_schedule_that_is_not_valid_is_refused_with_what_would_be_right(
         ({"args": {"a": "{{ dew }}"}}, "", "{{ dew }} is not known; known are {{ due }}"),
         ({"name": "a/b"}, "/name", "should be letters of A to Z, digits"),
     ]:
-        problem = refused(client.post(PATH, json=NIGHTLY | fields), 400, "invalid-input", pointer)
+        problem = refused(client.post(SCHEDULES, json=NIGHTLY | fields), 400, "invalid-input", pointer)
         assert words in problem["errors"][0]["message"]
-        assert client.get(PATH).get_json() == {"schedules": []}
+        assert client.get(SCHEDULES).get_json() == {"schedules": []}
 
 
 def test_a_change_leaves_what_it_does_not_name_and_a_wrong_one_changes_nothing(
     client: FlaskClient, refused: Refused
 ) -> None:
-    before = added(client, priority=5)
-    changed = answered(client.put(f"{PATH}/nightly", json={"interval_sec": 900, "priority": None}), Schedule)
+    before = scheduled(client, priority=5)
+    changed = answered(client.put(f"{SCHEDULES}/nightly", json={"interval_sec": 900, "priority": None}), Schedule)
     assert (changed["cron"], changed["words"], changed["priority"]) == (None, "Every 15 minutes", 100)
     assert (changed["args"], changed["changed_by"]) == (before["args"], "anonymous from 127.0.0.1")
     for body, words in (
@@ -66,34 +66,28 @@ def test_a_change_leaves_what_it_does_not_name_and_a_wrong_one_changes_nothing(
         ({"args": {"a": "{{ dew }}"}}, "{{ dew }} is not known"),
         ({"name": "x"}, "not"),
     ):
-        problem = refused(client.put(f"{PATH}/nightly", json=body), 400, "invalid-input")
+        problem = refused(client.put(f"{SCHEDULES}/nightly", json=body), 400, "invalid-input")
         assert words in problem["detail"] + str(problem["errors"])
-    assert client.get(f"{PATH}/nightly").get_json() == changed
-
-
-def test_run_now_into_a_full_queue_is_refused(client: FlaskClient, refused: Refused) -> None:
-    added(client, queue="q")
-    client.put("/api/v1/queues/q/limit", json={"max_length": 0})
-    refused(client.post(f"{PATH}/nightly/run"), 429, "queue-full")
+    assert client.get(f"{SCHEDULES}/nightly").get_json() == changed
 
 
 def test_secrets_in_the_args_of_a_schedule_are_masked_and_outlive_a_change(
     client: FlaskClient, conn: db.Connection
 ) -> None:
     body = json.dumps(NIGHTLY | {"args": {"password": "hunter2-very-secret"}})  # the test's client would mask it
-    answer = client.post(PATH, data=body, content_type="application/json")
+    answer = client.post(SCHEDULES, data=body, content_type="application/json")
     assert answer.get_json()["args"] == {"password": "***"}
     assert "hunter2" not in client.get("/schedules").text
-    client.put(f"{PATH}/nightly", json={"priority": 1})
+    client.put(f"{SCHEDULES}/nightly", json={"priority": 1})
     (stored,) = conn.execute("SELECT job ->> 'args' FROM dl_schedules").fetchone() or ("",)
     assert "hunter2-very-secret" in stored
 
 
 def test_the_page_lists_schedules_with_their_times_errors_and_buttons(client: FlaskClient, conn: db.Connection) -> None:
     assert "There is no schedule yet" in client.get("/schedules").text
-    added(client)
+    scheduled(client)
     for name in ("paused", "never"):
-        added(client, name=name)
+        scheduled(client, name=name)
     client.post("/do/pause_schedule?name=paused", headers=HTMX)
     conn.execute("UPDATE dl_schedules SET next_due = now() - interval '60 days' WHERE name = 'nightly'")
     conn.execute("UPDATE dl_schedules SET next_due = NULL WHERE name = 'never'")
@@ -113,17 +107,33 @@ def test_the_page_lists_schedules_with_their_times_errors_and_buttons(client: Fl
     assert client.post("/do/run_schedule?name=unknown").status_code == 404
 
 
-def test_the_form_adds_a_schedule_and_says_what_is_wrong(client: FlaskClient, conn: db.Connection) -> None:
+def test_the_form_adds_a_schedule(client: FlaskClient, conn: db.Connection) -> None:
     form = {"name": "hourly", "task": "noop", "cron": "0 * * * *", "args": '{"a": 1}', "queue": "", "timezone": ""}
     assert "hourly" in client.post("/do/add_schedule", data=form).text
     assert [row["args"] for row in schedules.listed(conn)] == [{"a": 1}]
-    for wrong, words in (
-        ({"cron": "x"}, "five fields"),
-        ({"args": "[1]"}, "JSON object"),
-        ({}, "already"),
-        ({"name": "x", "cron": "", "interval_sec": "soon"}, "should be an integer"),
-    ):
-        answer = client.post("/do/add_schedule", data=form | wrong, headers=HTMX)
-        assert answer.status_code in (400, 409)
-        assert words in answer.text
-    assert len(schedules.listed(conn)) == 1
+
+
+BACKFILLS = "/api/v1/backfills"
+RATES = {
+    "name": "rates",
+    "task": "load",
+    "since": "2019-01-01",
+    "until": "2019-01-05",
+    "step": "day",
+    "args": {"date": "{{ date }}"},
+}
+
+
+def test_the_partitions_come_page_by_page_each_with_its_job(client: FlaskClient, conn: db.Connection) -> None:
+    answered(client.post(BACKFILLS, json=RATES), Backfill)
+    backfills.tick(conn)
+    conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now() WHERE partition_key = '2019-01-02'")
+    first = asked(client, f"{BACKFILLS}/rates/partitions?limit=3", Partitions)
+    assert [each["partition"] for each in first["partitions"]] == ["2019-01-01", "2019-01-02", "2019-01-03"]
+    rest = asked(client, f"{BACKFILLS}/rates/partitions?after={first['next']}", Partitions)
+    assert (len(rest["partitions"]), rest["next"]) == (2, None)
+    (failed,) = asked(client, f"{BACKFILLS}/rates/partitions?status=failed", Partitions)["partitions"]
+    assert client.get(f"/api/v1/jobs/{failed['job_id']}").get_json()["args"] == {"date": "2019-01-02"}
+    retried = answered(client.post(f"{BACKFILLS}/rates/retry", json={}), BackfillRetried)
+    assert retried == {"changed": 1, "next": None}
+    assert asked(client, f"{BACKFILLS}/rates", Backfill)["counts"]["queued"] == 5

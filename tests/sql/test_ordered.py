@@ -288,6 +288,10 @@ def test_a_delivery_goes_on_behind_what_may_not_start(merged: Conn, worker: Work
 
 
 def test_a_claim_of_large_keys_ends_with_the_key_that_makes_it_a_thousand(merged: Conn, worker: Worker) -> None:
+    """Its clock stands still: a claim that has lasted for a second ends as well."""
+    still = "still.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS 'SELECT now()'"
+    merged.execute(f"CREATE SCHEMA still; CREATE FUNCTION {still}".encode())
+    worker.conn.execute("SET search_path = still, public, pg_catalog")
     for key in "klm":
         many(merged, 600, key)
     assert [job.lock_key for job in step(worker).jobs] == ["k"] * 600 + ["l"] * 600

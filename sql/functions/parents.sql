@@ -193,11 +193,11 @@ BEGIN
               FROM unnest(p_children, p_ended) AS link (job_id, parent_id)
              CROSS JOIN LATERAL (SELECT on_failure FROM {schema}.dl_waiting w WHERE w.job_id = link.job_id OFFSET 0) w
              CROSS JOIN LATERAL (
-               SELECT ctid AS at, (SELECT status FROM {schema}.dl_jobs p WHERE p.job_id = link.parent_id) AS status
+               SELECT ctid AS at, is_over, (SELECT status FROM {schema}.dl_jobs p WHERE p.job_id = link.parent_id) AS status
                  FROM {schema}.dl_parents
                 WHERE (job_id, parent_id) BETWEEN (link.job_id, link.parent_id) AND (link.job_id, link.parent_id)
-                  AND NOT is_over OFFSET 0) l
-             WHERE link.job_id = ANY (children)) now_over
+               OFFSET 0) l
+             WHERE link.job_id = ANY (children) AND NOT is_over) now_over
      WHERE e.ctid = now_over.at AND word IS NOT NULL
     RETURNING e.job_id, e.parent_id, word),
   counted AS (

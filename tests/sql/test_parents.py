@@ -371,7 +371,7 @@ def test_a_claim_that_starts_a_job_leaves_the_children_to_one_that_starts_none(c
     root = fan(conn, 1_700, "succeeded", queue="nobody")
     for _ in range(3):
         enqueue(conn)
-    conn.execute("INSERT INTO dl_freed (parent_id, since) VALUES (%s, clock_timestamp() - interval '0.8 s')", (root,))
+    conn.execute("INSERT INTO dl_freed (parent_id, since) VALUES (%s, clock_timestamp() - interval '0.71 s')", (root,))
     assert busy.take()
     assert lifecycle.step(busy.session, ["q"], 1, 1, None, tries_short=False).jobs
     assert waiting(conn) == 1_700

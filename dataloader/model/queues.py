@@ -106,7 +106,7 @@ class Changed(Answer):
     queue: str
     changed: Count
     next: Annotated[
-        str | None, "there may be more behind this place; a request looks at 250,000 jobs, where it has a filter"
+        str | None, "there may be more behind this place; a request looks at 20,000 jobs, where it has a filter"
     ]
 
 

@@ -12,7 +12,7 @@ from flask.testing import FlaskClient
 
 from dataloader.api.dashboard import actions
 from dataloader.api.web.endpoint import OF_QUEUE
-from dataloader.queue import db, enqueue
+from dataloader.queue import db, enqueue, operations
 from dataloader.queue.reports import stats
 
 LATER = "2031-01-31T06:30:00Z"
@@ -127,7 +127,7 @@ def test_a_button_may_have_a_filter_and_goes_on_where_it_stopped(
     assert "Select all that match" in page
     assert "hx-post" not in page
     address = "/do/delete_dead?queue=load.cbr&task=a%26b"
-    monkeypatch.setattr(stats, "SCAN_MOST", 1)
+    monkeypatch.setattr(operations, "SCAN", 1)
     monkeypatch.setattr(actions, "ALL_SEC", -1.0)  # time for one step
     answer = client.post(address, headers=HTMX).text
     assert "1 job deleted. There may be more behind these." in answer

@@ -212,9 +212,31 @@ journal AS (
          jsonb_build_object('attempt', attempt, 'by', %(by)s::text, 'reason', 'killed by hand') FROM killed)
 SELECT job_id FROM killed;
 
+-- name: chosen
+-- The next jobs of a group (of_dead, of_time, of_retries in search.sql) that pass a filter: up to `limit` of the first `scan`
+-- rows behind a place, in the order of the group's index; rows with one time are sorted. is_edge marks the last row that was
+-- looked at. job_id is null of a row that has left the group, is locked, or does not pass.
+SELECT got.job_id, looked_at.place, looked_at.nth = %(scan)s AS is_edge
+  FROM (SELECT * FROM (
+          SELECT job_id, ARRAY[{texts}] AS place, row_number() OVER (ORDER BY {columns}) AS nth, {passes} AS passes
+            FROM dl_jobs WHERE queue = %(queue)s AND {group} AND ({columns}) > ({after})
+           ORDER BY {columns} LIMIT %(scan)s) near
+         WHERE passes OR nth = %(scan)s ORDER BY nth LIMIT %(limit)s) looked_at
+  LEFT JOIN LATERAL (
+    SELECT job_id FROM dl_jobs
+     WHERE looked_at.passes AND dl_jobs.job_id = looked_at.job_id AND {still} FOR UPDATE SKIP LOCKED) got ON true
+ ORDER BY looked_at.nth;
+
 -- name: plans
--- For the looks of a move: along an index, whatever the statistics say; only rows with one time are sorted.
+-- For `chosen` and the looks of a move: along an index, whatever the statistics say; only rows with one time are sorted.
 SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off;
+
+-- name: passes
+-- Whether a row passes the filter, in the place of {passes}; null is no filter.
+(%(task)s::text IS NULL OR task = %(task)s) AND (%(lock_key)s::text IS NULL OR lock_key = %(lock_key)s)
+AND (%(partition_key)s::text IS NULL OR partition_key = %(partition_key)s)
+AND (%(error)s::text IS NULL OR coalesce(strpos(error, %(error)s) > 0, false))
+AND (%(error_group)s::text IS NULL OR coalesce(coalesce(error_group, dl_error_group(error)) = %(error_group)s, false));
 
 -- name: claims_under_way
 -- Statements that have begun to read the settings of queues, by transaction and begin; with `statements` those that are

@@ -394,7 +394,6 @@ AND CASE %(status)s::text WHEN 'ready' THEN (j).status = 'queued' AND (j).blocke
                           WHEN 'retries' THEN (j).status = 'queued' AND (j).attempt > 0
                           WHEN 'dead' THEN (j).status IN ('failed', 'lost')
                           ELSE %(status)s::text IS NULL OR (j).status = %(status)s::text::dl_status END
-AND (%(error)s::text IS NULL OR coalesce(strpos((j).error, %(error)s) > 0, false))
 AND (%(error_group)s::text IS NULL
      OR coalesce(coalesce((j).error_group, dl_error_group((j).error)) = %(error_group)s, false))
 AND {found};

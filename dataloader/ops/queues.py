@@ -16,8 +16,8 @@ from dataloader.model.runs import QueueRuns
 from dataloader.ops.op import Call, Op, made
 from dataloader.ops.types import Cursor, NewQueueName, PageSize, QueueName, RangeName, Text, Whole
 from dataloader.queue import operations
-from dataloader.queue.reports import bulk, predictions, runs, stats
 from dataloader.queue.reports import keys as keys_of
+from dataloader.queue.reports import predictions, runs, stats
 
 AT_ONCE = 1_000  # jobs that one call changes
 PerKey = Annotated[int, Field(ge=1, le=1_000, description="the most jobs of a key in one delivery")]
@@ -158,7 +158,7 @@ def _many(verb: str, only: Any, summary: str, *, done: str, **words: Any) -> Non
     """Declare an order to all jobs of one kind in a queue, 1,000 in a call; `only` are its filters."""
 
     def change(call: Call, queue: str, after: str | None = None, **only: Any) -> Changed:
-        changed, following = bulk.change_queue(call.conn, verb, queue, call.by, AT_ONCE, only, after)
+        changed, following = operations.change_queue(call.conn, verb, queue, call.by, AT_ONCE, only, after)
         return Changed(queue=queue, changed=changed, next=following)
 
     change.__name__, change.__doc__ = verb.replace("-", "_"), summary

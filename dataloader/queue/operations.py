@@ -8,30 +8,40 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 from uuid import UUID
 
+import psycopg
 from psycopg import errors
 
 from dataloader import periods
-from dataloader.queue import db, lifecycle
+from dataloader.queue import cursor, db, fields, lifecycle
 from dataloader.queue.db import Conn
 
 DONE = "done"
 UNKNOWN = "unknown"
 NAMES = 2_000  # of queues, among which similar names are searched
 SIMILAR = 3
-AT_ONCE = 1_000  # jobs that one transaction of a move, or of a change of the order, changes
+AT_ONCE = 1_000  # jobs that one transaction of the functions for a whole queue changes
+SCAN = 20_000  # jobs that one transaction checks by a filter
 
 _SQL = db.statements("operate.sql", "settings")
-# The orders to named jobs, each with its statement.
-VERBS = {
-    "cancel": "",
-    "requeue": "requeue",
-    "start-over": "requeue",
-    "run-now": "run_now",
-    "delete": "delete",
-    "kill": "kill",
+# The groups of a queue's jobs, and the order in which each is read: the oldest end, the earliest time, the oldest job.
+_GROUPS = {
+    "of_dead": ("finished_at", "job_id"),
+    "of_time": ("available_at", "priority", "created_at", "job_id"),
+    "of_retries": ("created_at", "job_id"),
+}
+_TYPES = {field.name: field.type for field in fields.FIELDS}
+_BEFORE_ALL = {"timestamptz": "-infinity", "int": "0", "uuid": str(UUID(int=0))}
+# The orders to named jobs, each with its statement; the orders to a queue, each with its group of jobs and statement.
+VERBS = {"cancel": "", "requeue": "requeue", "start-over": "requeue", "run-now": "run_now", "delete": "delete"}
+QUEUE_VERBS = {
+    "requeue-dead": ("of_dead", "requeue"),
+    "delete-dead": ("of_dead", "delete"),
+    "run-all": ("of_time", "run_now"),
+    "kill-retries": ("of_retries", "kill"),
 }
 SCORES_AT_ONCE = 10_000  # jobs that one statement gives their scores
 TURNS_AT_ONCE = 1_000  # jobs that one statement gives their turns
@@ -70,6 +80,16 @@ class WrongName(ValueError):
 
 class WrongLimit(ValueError):
     """A limit would allow any number of jobs, or a burst without a rate."""
+
+
+class Changed(NamedTuple):
+    """How many jobs one call has changed, perhaps none of SCAN, and the next one's `after`; None: it was the last."""
+
+    changed: int
+    next: str | None
+
+
+FILTERS = ("task", "lock_key", "partition_key", "error", "error_group")  # of a change; `error` is a part of the text
 
 
 def pause(conn: Conn, queue: str, by: str) -> dict[str, Any]:
@@ -215,7 +235,8 @@ def similar_tasks(conn: Conn, task: str) -> list[str] | None:
 def change(conn: Conn, verb: str, job_ids: Sequence[UUID], by: str, *, force: bool = False) -> Outcomes:
     """Change jobs as the verb (VERBS) says. Returns for each job DONE, UNKNOWN, or the status that forbids it.
 
-    `requeue` gives all attempts, `start-over` also removes checkpoints; `cancel` asks running jobs, by `force` at once.
+    `requeue` queues finished jobs with all attempts, `start-over` without their checkpoints; `run-now` makes due;
+    `delete` spares running jobs; `cancel` asks running ones, by `force` at once.
     """
     wanted = list(dict.fromkeys(job_ids))
     with conn.transaction():
@@ -232,6 +253,54 @@ def change(conn: Conn, verb: str, job_ids: Sequence[UUID], by: str, *, force: bo
         done = {job_id for job_id, status, is_asked in rows if is_asked or status == "canceled"}
     others = {job_id: status for job_id, status, _ in rows}
     return {job_id: DONE if job_id in done else others.get(job_id, UNKNOWN) for job_id in wanted}
+
+
+def change_queue(
+    conn: Conn,
+    verb: str,
+    queue: str,
+    by: str,
+    limit: int = AT_ONCE,
+    only: Mapping[str, str | None] = {},
+    after: str | None = None,
+) -> Changed:
+    """Change up to `limit` jobs of a queue that pass FILTERS as the verb (QUEUE_VERBS) says, the oldest first.
+
+    `after` is the `next` of the call before. Raises WrongCursor for another.
+    """
+    group, step = QUEUE_VERBS[verb]
+    scan = SCAN if any(value is not None for value in only.values()) else limit
+    place = _before_all(group) if after is None else cursor.parts(after, len(_GROUPS[group]))
+    parameters = dict.fromkeys(FILTERS) | dict(only) | {"queue": queue, "after": place, "limit": limit, "scan": scan}
+    try:
+        with conn.transaction():
+            _SQL.do(conn, "plans")
+            rows = conn.execute(_chosen(group), parameters, prepare=False).fetchall()
+            job_ids = [row[0] for row in rows if row[0]]
+            changed = conn.execute(_SQL[step], {"job_ids": job_ids, "by": by}).fetchall() if job_ids else []
+    except psycopg.DataError:
+        if after is None:
+            raise
+        raise cursor.WrongCursor from None
+    is_more = len(rows) == limit or any(row[2] for row in rows)
+    return Changed(len(changed), cursor.at(rows[-1][1]) if is_more else None)
+
+
+def _before_all(group: str) -> list[str]:
+    return [_BEFORE_ALL[_TYPES[name]] for name in _GROUPS[group]]
+
+
+@cache
+def _chosen(group: str) -> str:
+    columns, condition = _GROUPS[group], db.statements("search.sql")[group]
+    return _SQL["chosen"].format(
+        group=condition,
+        still=condition.replace("status", "status::text"),  # lets no index serve but that of the ids
+        passes=_SQL["passes"],
+        columns=", ".join(columns),
+        texts=", ".join(f"{name}::text" for name in columns),
+        after=", ".join(f"(%(after)s::text[])[{nth}]::{_TYPES[name]}" for nth, name in enumerate(columns, 1)),
+    )
 
 
 def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) -> tuple[int, bool]:

@@ -23,7 +23,6 @@ from servers import FAST, IMMEDIATE, Database, root, serving
 
 from dataloader.pipelines import state
 from dataloader.queue import operations
-from dataloader.queue.reports import bulk
 
 pytestmark = [pytest.mark.long]
 SEEDS = int(os.environ.get("DL_TEST_LOADS", "20"))
@@ -200,7 +199,7 @@ def test_a_load_that_is_disturbed_at_any_message_leaves_before_or_after(fire: Fi
         until(has_acted, f"{how} of {case}")
 
         def has_ended() -> bool:
-            bulk.change_queue(fire.farm.conn, "run-all", "q", "test")  # the delay after an error is long
+            operations.change_queue(fire.farm.conn, "run-all", "q", "test")  # the delay after an error is long
             return fire.farm.job(job_id)["status"] not in ("queued", "running")
 
         until(has_ended, f"the end after {how} of {case}")

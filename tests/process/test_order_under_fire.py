@@ -21,7 +21,6 @@ from test_database_faults import reconnect
 
 from dataloader import enqueue
 from dataloader.queue import db, operations
-from dataloader.queue.reports import bulk
 
 SECONDS = float(os.environ.get("DL_TEST_FIRE_SEC", "12"))
 KEYS, FARMS, PRODUCERS = 200, 3, 4
@@ -110,7 +109,7 @@ class Fire:
         until(self._is_drained, "every job to end", patience=120)
 
     def _is_drained(self) -> bool:
-        bulk.change_queue(self.farm.conn, "run-all", "fire", "test")  # the delays after crashes are long
+        operations.change_queue(self.farm.conn, "run-all", "fire", "test")  # the delays after crashes are long
         return self.farm.rows("SELECT count(*) FROM dl_jobs WHERE status IN ('queued', 'running')")[0][0] == 0
 
 

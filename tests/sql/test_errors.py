@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dataloader.farm import failures
 from dataloader.queue import lifecycle, operations
-from dataloader.queue.reports import bulk, errors
+from dataloader.queue.reports import errors
 
 BOOM = "ValueError at load.py:step: row # is wrong"
 TEXTS = [
@@ -92,7 +92,7 @@ def test_a_retry_that_ends_in_the_queue_keeps_its_group_and_one_without_an_error
         conn.execute("UPDATE dl_jobs SET attempt = max_attempts, available_at = now(), blocked_on = NULL")
         assert worker.claim().job is None
     else:
-        bulk.change_queue(conn, "kill-retries", "q", "ann")
+        operations.change_queue(conn, "kill-retries", "q", "ann")
         assert row(conn, other)["error"] == "killed by ann"
     groups = [(row(conn, each)["status"], row(conn, each)["error_group"]) for each in (job_id, other)]
     assert groups == (
@@ -123,7 +123,7 @@ def test_a_group_tells_its_jobs_times_hosts_and_latest_error(conn: Conn, worker:
     theirs = plain(conn, status="failed", task="old")
     conn.execute("UPDATE dl_jobs SET error = 'no file 5', error_group = NULL WHERE job_id = %s", (theirs,))
     assert shown(conn) == {("t", BOOM): (1, 1), ("old", "no file #"): (1, 0)}
-    assert bulk.change_queue(conn, "requeue-dead", "q", "ann", only={"error_group": "no file #"}).changed == 1
+    assert operations.change_queue(conn, "requeue-dead", "q", "ann", only={"error_group": "no file #"}).changed == 1
 
 
 def test_filters_of_the_groups_leave_out_the_rest(conn: Conn, worker: Worker) -> None:
@@ -158,7 +158,7 @@ def test_a_change_of_a_group_leaves_all_others_alone(conn: Conn, worker: Worker,
         ended(conn, worker, "fail", queue="r"),
     ]
     before = [row(conn, job_id)["status"] for job_id in others]
-    assert bulk.change_queue(conn, change, "q", "ann", only={"task": "t", "error_group": BOOM}).changed == 1
+    assert operations.change_queue(conn, change, "q", "ann", only={"task": "t", "error_group": BOOM}).changed == 1
     assert [row(conn, job_id)["status"] for job_id in others] == before == ["failed", "failed", "queued", "failed"]
     assert value(conn, "SELECT min(status::text) FROM dl_jobs WHERE job_id = %s", mine) == left
     if left:

@@ -28,7 +28,6 @@ import dataloader
 from dataloader.queue import lifecycle, operations
 from dataloader.queue.job import Finish, Job
 from dataloader.queue.lifecycle import Ended
-from dataloader.queue.reports import bulk
 
 
 def order(conn: Conn, queue: str = "q", **settings: Any) -> None:
@@ -132,7 +131,7 @@ def test_a_waiting_head_that_leaves_makes_way_for_the_next(ordered: Conn, worker
     if leave in ("cancel", "delete"):
         operations.change(ordered, leave, [head], "test")
     elif leave == "kill":
-        bulk.change_queue(ordered, "kill-retries", "q", "test")
+        operations.change_queue(ordered, "kill-retries", "q", "test")
     elif leave == "move":
         ordered.execute("UPDATE dl_jobs SET queue = 'other' WHERE job_id = %s", (head,))
     else:

@@ -9,12 +9,11 @@ import pytest
 from hands import Conn, Worker, enqueue, journal, kinds, row
 from judge import illegal
 
-from dataloader.queue import lifecycle
+from dataloader.queue import lifecycle, operations
 from dataloader.queue.enqueue import NewJob
 from dataloader.queue.enqueue import enqueue as add
 from dataloader.queue.job import FINAL, Finish, Job, Status
 from dataloader.queue.lifecycle import Ended
-from dataloader.queue.reports import bulk
 
 BOOT = "host:1:boot"
 
@@ -38,7 +37,7 @@ STATEMENTS: dict[str, Callable[[Worker, Job], Any]] = {
     "settle late": lambda worker, job: lifecycle.settle(worker.conn, BOOT, "timeout", "late"),
     "reap": lambda worker, job: lifecycle.reap(worker.conn),
     "wake": lambda worker, job: lifecycle.wake(worker.conn, 10),
-    "kill": lambda worker, job: bulk.change_queue(worker.conn, "kill-retries", "q", "operator"),
+    "kill": lambda worker, job: operations.change_queue(worker.conn, "kill-retries", "q", "operator"),
 }
 # The transitions that each may make; every other one changes no row.
 MAY = {

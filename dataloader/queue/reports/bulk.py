@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 from dataloader.queue import cursor, db, operations
@@ -37,22 +37,6 @@ ORDERS: dict[str, dict[str, str]] = {
         **dict.fromkeys(_ENDED, "has ended: requeue it"),
     },
 }
-
-
-# The orders to the jobs of a kind in a queue: the status of these jobs in lists, and the order to each of them.
-QUEUE_ORDERS = {
-    "requeue-dead": ("dead", "requeue"),
-    "delete-dead": ("dead", "delete"),
-    "run-all": ("scheduled", "run-now"),
-    "kill-retries": ("retries", "kill"),
-}
-
-
-class Changed(NamedTuple):
-    """How many jobs one call has changed, perhaps none, and the next one's `after`; None: it was the last."""
-
-    changed: int
-    next: str | None
 
 
 class WrongTarget(ValueError):
@@ -98,7 +82,7 @@ def preview(conn: Conn, order: str, target: Target) -> Row:
 
 def change(
     conn: Conn, order: str, target: Target, confirmation: str, by: str, after: str | None = None, limit: int = AT_ONCE
-) -> Changed:
+) -> operations.Changed:
     """Change up to `limit` of the previewed jobs, the last change first; `after` is the `next` of the call before.
 
     A repeated call changes no job twice. Raises WrongConfirmation, Conflict, WrongSearch, ValueError before any change.
@@ -123,39 +107,11 @@ def change(
             stop = int(number) + limit
             rows = list(target.job_ids[int(number) : stop])
             following = cursor.at([str(stop)]) if stop < len(target.job_ids) else None
-        return Changed(_change(conn, order, wanted, kinds, rows, by), following)
-
-
-def change_queue(
-    conn: Conn,
-    order: str,
-    queue: str,
-    by: str,
-    limit: int = AT_ONCE,
-    only: Filters | None = None,
-    after: str | None = None,
-) -> Changed:
-    """Change up to `limit` jobs of a queue as QUEUE_ORDERS says, without a preview: unlocked ones that pass `only`.
-
-    The last change comes first; `after` is the `next` of the call before. Raises WrongCursor for another.
-    """
-    status, to_each = QUEUE_ORDERS[order]
-    wanted = stats.Wanted(queue=queue, status=status, **(only or {}))
-    with conn.transaction():
-        rows, following = stats.chosen(conn, wanted, TALLIED, limit, after)
-        return Changed(_change(conn, to_each, wanted, TALLIED, rows, by, "SKIP LOCKED"), following)
-
-
-def _change(
-    conn: Conn, order: str, wanted: stats.Wanted, kinds: Sequence[str], rows: list[UUID], by: str, if_locked: str = ""
-) -> int:
-    """Carry out an order to those of these jobs that the list still has; how many it has changed."""
-    if not rows:
-        return 0
-    parameters = stats.filters(wanted.whole) | stats.bounds(wanted) | {"chosen": rows, "kinds": list(kinds)}
-    still = db.rows(conn, f"{stats.spliced(_SQL['chosen'])} {if_locked}", parameters, prepare=False)
-    outcomes = operations.change(conn, order, [row["job_id"] for row in still], by) if still else {}
-    return sum(outcome == operations.DONE for outcome in outcomes.values())
+        parameters = stats.filters(wanted.whole) | stats.bounds(wanted)
+        parameters |= {"chosen": rows, "kinds": kinds}
+        still = db.rows(conn, stats.spliced(_SQL["chosen"]), parameters, prepare=False) if rows else []
+        outcomes = operations.change(conn, order, [row["job_id"] for row in still], by) if still else {}
+    return operations.Changed(sum(outcome == operations.DONE for outcome in outcomes.values()), following)
 
 
 def _tally(conn: Conn, target: Target, as_of: datetime) -> Row:

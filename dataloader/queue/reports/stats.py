@@ -93,10 +93,9 @@ _Named = make_dataclass("_Named", [(name, str | None, None) for name in FILTERS]
 
 @dataclass(frozen=True, slots=True)
 class Wanted(_Named):  # type: ignore[misc, valid-type]
-    """Which jobs a list is to have, and its order; None is no filter. `q` is a search, `error` a part of a text."""
+    """Which jobs a list is to have, and its order; None is no filter. `q` is a search, `status` of job.STATUSES."""
 
     status: str | None = None
-    error: str | None = None
     error_group: str | None = None
     since: datetime | None = None
     until: datetime | None = None

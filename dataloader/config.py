@@ -105,7 +105,10 @@ class _Entry(BaseModel):
 
 
 class WorkerSpec(_Entry):
-    """One entry of WORKERS_JSON: `concurrency` processes, each of which claims up to `prefetch` jobs at once."""
+    """One entry of WORKERS_JSON: `concurrency` processes for a queue or for several.
+
+    Each claims up to `prefetch` jobs at once; how many a worker claims in fact depends on how long its jobs take.
+    """
 
     queue: QueueName | None = None
     queues: Annotated[list[QueueName], Field(min_length=1, max_length=QUEUES_MOST)] | None = None
@@ -757,21 +760,32 @@ def load(**overrides: Any) -> Settings:
 
 
 def webhook_secret(name: str) -> str | None:
-    """The value of a variable of a webhook, None: not set. Raises ValueError for another name, ConfigError."""
+    """The value of a variable that a webhook names, from the environment or else .env; None where it is not set.
+
+    Raises ValueError for a name without the prefix WEBHOOK_SECRETS, ConfigError when .env cannot be read.
+    """
     if not name.startswith(WEBHOOK_SECRETS):
         raise ValueError(f"{name} should begin with {WEBHOOK_SECRETS}")
     return _variable(name)
 
 
 def secret(name: str) -> str | None:
-    """A secret of a pipeline, from DL_SECRET_<NAME> or the file <name> in DL_SECRETS_DIR. ValueError, ConfigError."""
+    """A secret of a pipeline: DL_SECRET_<NAME> of the environment or else .env, else the file <name> in DL_SECRETS_DIR.
+
+    None where it is not set. Raises ValueError for a name that is not like SOURCE_NAME, ConfigError when .env or the
+    file cannot be read.
+    """
     if not re.fullmatch(SOURCE_NAME, name):
         raise ValueError("the name of a secret should be lower-case letters, digits and _")
     return _variable(SECRETS + name.upper(), name)
 
 
 def source_dsn(name: str) -> str | None:
-    """The DSN of a source of `load.postgres`; None: not set. Raises ValueError for the name, ConfigError."""
+    """The DSN of a source of `load.postgres`, from the environment or else .env; None where it is not set.
+
+    Raises ValueError for a name that is not like SOURCE_NAME, ConfigError when the variable holds no DSN or .env cannot
+    be read.
+    """
     dsn = source_url(name)
     try:
         return dsn and _conninfo(SecretStr(dsn)).get_secret_value()
@@ -780,7 +794,10 @@ def source_dsn(name: str) -> str | None:
 
 
 def source_url(name: str) -> str | None:
-    """The URL of a source of files; None where it is not set. Raises ValueError for the name, ConfigError."""
+    """The URL of a source of files, from the environment or else .env; None where it is not set.
+
+    Raises ValueError for a name that is not like SOURCE_NAME, ConfigError when .env cannot be read.
+    """
     if not re.fullmatch(SOURCE_NAME, name):
         raise ValueError(f"{name} should be lower-case letters, digits and _")
     return _variable(SOURCES + name.upper())
@@ -823,7 +840,10 @@ def _secret_of(folder: Path, name: str) -> str:
 
 
 def misspelt() -> list[tuple[str, str]]:
-    """Variables with names close to a setting's, each with that, sorted; of the environment only those of _OURS."""
+    """Variables whose names are close to a setting's, each with the setting probably meant, sorted.
+
+    The environment is searched only for names with our prefixes. Raises ConfigError when .env cannot be read.
+    """
     names = {name for name in os.environ if name.upper().startswith(_OURS)}
     names |= {binding.key for binding in _dotenv() if binding.key}
     names = {name for name in names if not name.upper().startswith(SECRETS)}  # close to DL_SECRETS_DIR

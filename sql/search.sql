@@ -137,6 +137,16 @@ CREATE INDEX CONCURRENTLY ix_dl_jobs_args ON dl_jobs USING gin (args jsonb_path_
 -- name: drop_args_index
 DROP INDEX CONCURRENTLY IF EXISTS ix_dl_jobs_args;
 
+-- name: suggested_names
+-- Tasks or queues with this part: of those that workers serve, that have settings, or that the journal's sums name.
+SELECT DISTINCT name FROM (
+  SELECT task AS name FROM dl_tasks WHERE %(field)s = 'task'
+  UNION ALL SELECT task FROM dl_totals WHERE %(field)s = 'task'
+  UNION ALL SELECT queue FROM dl_totals WHERE %(field)s = 'queue'
+  UNION ALL SELECT queue FROM dl_served WHERE %(field)s = 'queue'
+  UNION ALL SELECT queue FROM dl_queues WHERE %(field)s = 'queue') names
+ WHERE lower(name COLLATE "C") LIKE %(pattern)s AND length(name) <= 200 ORDER BY name LIMIT %(most)s;
+
 -- name: suggested_keys
 -- Keys with this part, of the latest `scan` jobs that were added and as many that ended, and of those that run.
 SELECT DISTINCT lock_key AS name FROM (

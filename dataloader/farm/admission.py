@@ -79,8 +79,9 @@ class Load(NamedTuple):
 def fits(needs: Needs, own_mb: float, room: Room, runs: Sequence[Running], others_cpus: float = 0.0) -> bool:
     """PURE: whether the host has room for a run of these needs, in a worker that uses `own_mb` already.
 
-    What runs are still to use counts besides what is in use. The load leaves half of what this run needs: no host is
-    quite idle. Nothing kills a run with too few processors, so the first one begins in any case.
+    What the runs under way are still to use counts besides what is in use. `others_cpus` processors are busy elsewhere.
+    The load has to leave half of what this run needs: a host is never quite idle. Nothing kills a run with too few
+    processors, so the first one begins in any case.
     """
     if room.is_hot or needs.memory_mb > room.bound_mb:
         return False
@@ -256,7 +257,10 @@ class Host:
         return Room(*room_of(self._memories(), self._share, self._size_mb, runs_mb), cpus, self._is_hot)
 
     def load(self, workers: Collection[int]) -> Load:
-        """The load over LOAD_SEC or more, of these `workers` and of all else; none at first, and without a bound."""
+        """The load over LOAD_SEC or more; none at the first measurement, and without a bound.
+
+        `workers` are the processes whose runs have room now; those of the previous measurement count too.
+        """
         at, before, busy_before = self._sample
         if self._cpu_share and now() >= at + LOAD_SEC:
             used = {pid: used for pid in {*workers, *before} if (used := cpu_used_by(pid))}

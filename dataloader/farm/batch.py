@@ -58,7 +58,10 @@ FINISHED = log.Template(
 
 
 def size_after(size: int, seconds: float, runs: int) -> int:
-    """How many jobs to claim after such runs: the first job's end waits at most TICK_SEC for the others."""
+    """How many jobs to claim after a claim of up to `size`, whose runs took so many seconds together.
+
+    The first job's end waits at most TICK_SEC for the others. After a long run the worker starts over with one.
+    """
     if seconds > 2 * TICK_SEC:
         return 1
     return min(2 * size, 1 + int(TICK_SEC * runs / seconds), SIZE_MOST)
@@ -116,7 +119,10 @@ class Batch:
     # --- jobs ---
 
     def size_next(self, siblings: Callable[[], Siblings] = Siblings) -> int:
-        """How many keys to claim: a share beside `siblings`, and enough for one run; 0 while LOCKED_MOST ends wait."""
+        """How many keys to claim: a fair share beside `siblings` that want jobs too, and enough for one run.
+
+        0 while LOCKED_MOST ends wait for locked rows.
+        """
         if len(self.locked) >= LOCKED_MOST:
             return 0
         self._order = self._turns.order()
@@ -267,7 +273,10 @@ class Batch:
         self._has_failed = False
 
     def resume(self, session: lifecycle.Session, lost: Sequence[lifecycle.Session]) -> None:
-        """Put right what lost sessions have left: waiting jobs and those of a claim whose answer was lost go back."""
+        """Put right what lost sessions have left: waiting jobs and those of a claim whose answer was lost go back.
+
+        A lost session's backend may still be at its claim, so it ends first. The reaper gets jobs with a locked row.
+        """
         for each in lost:
             lifecycle.end_session(session.conn, each.backend_pid, each.backend_start)
         self.waiting.clear()
@@ -313,7 +322,11 @@ def facts_of(job: Job) -> dict[str, Any]:
 
 
 class Preference:
-    """Whether claims ask for warm affinity keys, and which jobs go before: those passed over for `wait_sec`."""
+    """Whether the claims of a worker ask for its affinity keys first, and which jobs go before these.
+
+    Jobs that claims have passed over for `wait_sec` go first. The age of a job is no measure: in a backlog of an hour
+    every job is old, and each would load another resource.
+    """
 
     def __init__(self, is_wanted: bool, wait_sec: float) -> None:
         self._is_wanted = is_wanted
@@ -358,7 +371,11 @@ class Turns:
         self.by_lag = len(self._queues) > 1 and self._scheduler == "lag"  # the database finds the order
 
     def order(self) -> list[str]:
-        """All queues, the first one first; by all but "strict" every queue is first at times, so no queue starves."""
+        """All queues, the first one first.
+
+        "strict" keeps the order of WORKERS_JSON. By the others every queue is first at times, so no queue starves:
+        "sequential" goes round, weights draw lots, and "lag" lets the database look whose job has waited longest.
+        """
         if isinstance(self._scheduler, str):
             return self._queues[self._next :] + self._queues[: self._next]
         # Efraimidis and Spirakis 2006: in this order a queue is first as often as its weight says, then the next one.

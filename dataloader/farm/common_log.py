@@ -37,7 +37,10 @@ class Note:
 
     @contextmanager
     def changed(self, must: bool = False) -> Iterator[dict[str, Any]]:
-        """The dict, for this process alone, kept as the block leaves it; without the lock a dropped one, or Busy."""
+        """The dict, for this process alone; what the block changes in it is kept.
+
+        A process that does not get the lock within WAIT_SEC changes a dict that is dropped; with `must` it gets Busy.
+        """
         is_ours, until = False, now() + WAIT_SEC
         while not is_ours and now() <= until:
             try:
@@ -68,7 +71,10 @@ class Note:
 
 
 class FarmOutage:
-    """The database is away: one line of the farm at the first failure, then every OUTAGE_SEC, and one at the end."""
+    """The database is away: the farm logs that at the first failure of any process, then every OUTAGE_SEC, and the end.
+
+    The end is when every process that has failed has its session again, or is gone.
+    """
 
     def __init__(self, note: Note, logger: Any) -> None:
         self.failures = 0  # of this process, in this outage
@@ -117,7 +123,10 @@ def _away(note: dict[str, Any]) -> dict[str, float]:
 
 
 def once(note: Note, generation: int, action: Callable[[], None], may_wait: Callable[[], bool]) -> bool:
-    """True once `action` has returned for this generation, here or elsewhere; a False of `may_wait` ends the wait."""
+    """Return True once `action` has returned for this generation, in this process or another that shares the note.
+
+    Where the action goes on in another process, a False of `may_wait` ends the wait. An exception reaches the caller.
+    """
     while note.read().get("done", -1) < generation:
         try:
             with note.changed(must=True) as facts:

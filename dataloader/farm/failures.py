@@ -89,7 +89,12 @@ def message(error: BaseException) -> str:
 
 
 def fingerprint(error: BaseException, text: str) -> str:
-    """The error group of an exception with this masked message: `ValueError at load.py:step: row # has # fields`."""
+    """The error group of an exception with this message: a readable text that errors of one cause have in common.
+
+    `ValueError at load.py:step: row # has # fields`: the type; the file and the function of the pipeline where it was
+    raised, without the line, which the next release moves; the first line of the message, without values. At most
+    GROUP_MOST characters. `text` is the masked message: a secret whose digits are gone is not known any more.
+    """
     place = own_frame(error)
     location = f" at {_named(place)}" if place else ""
     common = general(text)
@@ -103,7 +108,11 @@ def general(text: str) -> str:
 
 
 def own_frame(error: BaseException) -> FrameType | None:
-    """The frame of the pipeline that an exception comes from, the user's own before others; None: of no pipeline."""
+    """The frame of the pipeline that an exception comes from; None: it was not raised, or not below a pipeline.
+
+    The innermost frame of the user's own code; without one that of a built-in pipeline; without either the outermost
+    one of an installed package, which is the pipeline itself.
+    """
     own, built_in, installed = [], [], []
     for frame, _ in traceback.walk_tb(error.__traceback__):
         path = frame.f_code.co_filename

@@ -49,8 +49,10 @@ def transaction(
 ) -> Iterator[psycopg.Connection[Any]]:
     """A transaction on a connection of its own; it commits only while each token of `owner` is its job's highest.
 
-    It ends the sessions of older runs first. Where another owner's fence stands in the way, `leap` returns a higher
-    token, or None: the job is another worker's. `standing` is committed with the data. Raises Overtaken, rolled back.
+    At its start it ends the sessions of older runs of these jobs and waits for their commits. Where another owner's
+    fence stands in the way, `leap` gets the job and the fence's number and returns a higher token, or None when the job
+    belongs to another worker. `standing` says which checkpoint is committed with the data. Raises Overtaken, after a
+    rollback, when a newer run of one of the jobs has begun.
     """
     # No limits: a pipeline may compute for hours in one statement or between two.
     conn = db.connect(

@@ -39,7 +39,11 @@ _masks: dict[int, Collection[int]] = {}  # of the threads that are about to fork
 
 
 def keep_children_plain(signals: Iterable[int], wakeup_fd: int) -> None:
-    """From now on each child that this process forks has default handlers for its `signals`, and its own title."""
+    """From now on each child that this process forks has default handlers for its `signals`, and a title of its own.
+
+    What the run itself has set stays, as in any other program. A spawned child imports the main module of its parent:
+    an empty one, for the command line's takes more than a second.
+    """
     sys.modules["__main__"] = ModuleType("__main__")
     signals = tuple(signals)
     handlers = {number: signal.getsignal(number) for number in signals}
@@ -89,9 +93,10 @@ class Inspection:
         self._threads = _links(self._tasks)
 
     def changed(self, task: str, warm: Collection[int], may_open: bool) -> tuple[str, ...]:
-        """The names of the facts that a run has changed; ends the processes that it has left, but for `warm` ones.
+        """The names of the facts that a run of this task has changed; ends the processes that it has left.
 
-        An addition counts where an earlier run of the task has added to it too, and this one has imported no module.
+        `warm` are the processes of warm resources; with `may_open` threads and descriptors may stay. An addition counts
+        where an earlier run of the task has added to the same fact, and this one has imported no module.
         """
         facts, before = _facts(self._umask), self._facts
         is_same = facts == before and not strays(self._children, warm) and _links(self._tasks) == self._threads

@@ -149,7 +149,10 @@ class Lease:
 
 
 def progress_json(progress: dict[str, Any] | None) -> str | None:
-    """A run's progress as JSON without known secrets; None, and a log line, where the queue cannot keep it."""
+    """A run's progress as the queue keeps it: JSON without known secrets.
+
+    The function logs a progress that the queue cannot keep, and returns None for it.
+    """
     if progress is None:
         return None
     document = to_json(progress, log.without_known)
@@ -246,7 +249,10 @@ class Heartbeat(threading.Thread):
         lease.slot.show("works")
 
     def _write_or_sleep(self, lease: Lease, session: lifecycle.Session) -> None:
-        """Write what is due, else wait for the next beat, progress, the batch, the server, or the pipeline's thread."""
+        """Write what is due, else wait for the next beat, progress, the batch, the server, or the pipeline's thread.
+
+        The run may be over by the time that this thread has the session. Jobs that wait behind a long run go back.
+        """
         if lease.released:
             return
         batch, capture = self._batch, self._capture

@@ -180,7 +180,11 @@ class Keeper:
         return all(job.status for job in jobs)
 
     def _take_back(self, conn: db.Connection, slot: Slot) -> None:
-        """Hand back the jobs behind a run that holds the GIL: its session, which has their keys, ends."""
+        """Hand back the jobs behind a worker's run when the heartbeat cannot: a C call holds the GIL.
+
+        The worker's session ends, for it has the keys of these jobs. The run goes on: its row has its key, and the
+        worker takes the key again after the call.
+        """
         held = slot.held()
         if held is None or now() < slot.renewed + SILENT_SEC or not slot.recall(held) or not slot.session:
             return
@@ -259,7 +263,10 @@ _ENDS = {
 
 
 def death(slot: Slot) -> tuple[str, str, dict[str, float]]:
-    """The end of the worker's jobs, the reason as text, and the facts of the journal."""
+    """The end of the worker's jobs, the reason as text, the facts of the journal.
+
+    The last has the process's exit status, and its last run's cost where the supervisor has buried it.
+    """
     status = slot.exit_status
     # A worker that has left by itself after the loss of its claim was fenced as well.
     reason = Reason.FENCED if status == EXIT_FENCED and slot.fence_by else Reason(slot.why)

@@ -67,7 +67,10 @@ class Signals:
             self._were_taken = True
 
     def wait(self, timeout: float, *others: int) -> None:
-        """Wait at most `timeout` seconds for a signal, or until one of the file descriptors `others` can be read."""
+        """Wait at most `timeout` seconds for a signal, or until one of the file descriptors `others` can be read.
+
+        At once where other code had taken the wake-ups: a signal may have come that would not end this wait.
+        """
         self.take_wake_ups()
         if self._were_taken:
             self._were_taken, timeout = False, 0
@@ -117,7 +120,8 @@ def notify_ready() -> None:
 def fork(main: Callable[[], int]) -> int:
     """Fork a child that runs `main` and exits with what it returns; the child's pid. Raises OSError without room.
 
-    The child blocks termination signals until `unblock_signals`, has a process group, and gets SIGTERM when we die.
+    The child blocks termination signals until `unblock_signals`, has its own process group, and gets SIGTERM when its
+    parent dies.
     """
     parent = os.getpid()
     blocked = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTTIN, signal.SIGCHLD}
@@ -180,7 +184,10 @@ def kill(pid: int) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """SIGKILL the process group of a child of `fork`; a pid of 0 is not known, and would be this process's group."""
+    """SIGKILL the process group of a child of `fork`: the child and the processes that its job has started.
+
+    A pid of 0 is not known, and no process is killed; for killpg(2) it would be this process's own group.
+    """
     with suppress(ProcessLookupError, PermissionError):
         if pid:
             os.killpg(pid, signal.SIGKILL)
@@ -202,7 +209,11 @@ def descendants(pid: int) -> list[int]:
 
 
 def strays(expected: Collection[int], warm: Collection[int]) -> list[int]:
-    """The descendants without `expected` ones, and without `warm` children with theirs; buries dead children."""
+    """The descendants of this subreaper without the `expected` ones, and without the `warm` children with theirs.
+
+    The function buries dead children that are not expected; a library waits for the children of its import itself. A
+    child that dies meanwhile still counts, because its CPU is not counted yet.
+    """
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -97,7 +97,10 @@ class Uptime:
         self._unsure_since = None
 
     def answered(self, sent: float, got: float, clock: float, server_age: float) -> float:
-        """The database answered with its clock and its age; for how long it has been available, 0: it is just back."""
+        """The database answered between these instants, with its clock and its age; for how long it has been available.
+
+        0.0 when it has just come back, or its clock has just jumped forwards.
+        """
         self.is_there(got)
         jump = clock - got - self._ahead
         self.jump_sec = jump if jump > JUMP_SEC else 0.0
@@ -371,7 +374,10 @@ class Watch:
 
 @contextmanager
 def going_on(conn: db.Connection, log: Log, event: str, over_limits: bool = True) -> Iterator[None]:
-    """Log a failure in this block as `event`; raises where the session is lost, or (not `over_limits`) at a limit."""
+    """Log a failure in this block as `event`; raises where the session is lost or the server does no work.
+
+    With `over_limits` a limit of the server that the block's statement has met is a failure, too.
+    """
     try:
         yield
     except Exception as e:  # a value that Python cannot read is no reason to leave the other duties undone

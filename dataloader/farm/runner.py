@@ -161,7 +161,10 @@ class Runner:
             raise PermanentError(f"context.http.limit: there is no limit {limit} with a rate: {remedy}")
 
     def leap(self, job: Job, fence: int, lease: Lease) -> int | None:
-        """A token for this claim above the target's `fence`, by an own session; None: the job is another worker's."""
+        """A fencing token for this claim above the target's `fence`; None when the job is another worker's.
+
+        By a connection of its own: after a failover the heartbeat may be replacing the worker's.
+        """
         slot = lease.slot
 
         def ask() -> int | None:
@@ -497,7 +500,10 @@ class Checkpoints:
 
     @contextmanager
     def transaction(self, is_target: bool, begin: Begin) -> Iterator[psycopg.Connection[Any]]:
-        """A transaction, in the target with what is saved in it; raises Stopped where the target is ahead."""
+        """A transaction in the target or elsewhere; in the target it commits what is saved in it.
+
+        Raises Stopped, see above.
+        """
         standing = fence.Standing(self._lease.job.job_id) if is_target and self.latest is not None else None
         with begin(standing) as conn:
             if standing is not None and self.latest is not None and standing.newest.mark > self.latest.mark:
@@ -586,7 +592,10 @@ class Family:
 def returned(
     delivery: Delivery, pipeline: pipelines.Pipeline, value: Any, progress: dict[str, Any] | None, most_kb: int
 ) -> Outcome:
-    """The outcome of a run that has returned `value`: each job's result, by key where its keys are those of a batch."""
+    """The outcome of a run whose pipeline has returned `value`: the result of each job, in at most so many KB.
+
+    With batch_size a dict that has only keys of the run holds their results.
+    """
     kept = progress_json(value if isinstance(value, dict) else progress)
     if pipeline.batch_size is not None and isinstance(value, dict) and value.keys() <= delivery.keys().keys():
         by_key = {key: _done(of_key, kept, most_kb) for key, of_key in value.items()}
@@ -605,10 +614,10 @@ def _done(value: Any, progress: str | None, most_kb: int) -> Outcome:
 
 
 def input_of(delivery: Delivery, pipeline: pipelines.Pipeline, by_key: dict[str, Outcome]) -> Any:
-    """The pipeline's first argument: the job's args, or of a batch {lock_key: [args, ...]}, old to new, each once.
+    """The pipeline's first argument: the job's args; for one with batch_size {lock_key: [args, ...]}, old to new.
 
-    From now on the log masks their secrets. Raises PermanentError for args that the model refuses; of a batch the other
-    keys go on, and `by_key` gets how these end.
+    Equal args of a key stand there once. From now on the log masks their secrets. Raises PermanentError for args that
+    the model refuses; of a batch the other keys go on, and `by_key` gets how these end.
     """
     if pipeline.batch_size is None and len(delivery.jobs) > 1:
         raise WrongPipeline(

@@ -57,7 +57,10 @@ class Session:
         self.lock = threading.RLock()  # held by the thread that uses the session, or changes what `resume` reads
 
     def call(self, work: Callable[[lifecycle.Session], T], answer_within: float | None = None) -> T:
-        """Return `work(session)`, whose statements are answered in time; raises Lost where the session breaks."""
+        """Return `work(session)`; each of its statements has an answer within so many seconds (None: as opened).
+
+        Raises Lost when the session breaks or none can be opened; whatever else `work` raises, as it is.
+        """
         with self.lock:
             try:
                 session = self._current or self._open()

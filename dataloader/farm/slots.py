@@ -80,7 +80,11 @@ class Held(NamedTuple):
 
 
 class Slot(ctypes.Structure):
-    """One worker's part of the shared memory: one process writes a field. Instants are monotonic seconds."""
+    """One worker's part of the shared memory; the annotated attributes are its fields.
+
+    One process writes a field, and others read it. A method exists where several fields belong together, or where the
+    order of the writes matters. Instants are monotonic seconds.
+    """
 
     generation: _Count  # odd while the worker changes the claim below
     place: _Int  # of the run's first job in `jobs`
@@ -226,7 +230,10 @@ class Slot(ctypes.Structure):
         return [UUID(bytes=job.raw) for job in self.jobs[place : place + count]]
 
     def recall(self, held: Held) -> bool:
-        """Forbid the worker to begin the jobs behind this run; True from the second tick on: the worker has seen it."""
+        """Forbid the worker to begin the jobs behind the run that `held` shows; the keeper calls it.
+
+        True from the second tick on: by then the worker has seen it, or `held` does not show this run any more.
+        """
         was_recalled = self.recalled == held.generation
         self.recalled = held.generation
         return was_recalled
@@ -306,7 +313,10 @@ class Siblings(NamedTuple):
 
 
 class SharedSlots:
-    """The slots of a supervisor's children in anonymous shared memory; siblings are the workers of a kind."""
+    """The slots of one supervisor's children in anonymous shared memory, made before the first fork.
+
+    The siblings of a slot are the workers of its kind; where settings count, those of its reload.
+    """
 
     def __init__(self, size: int) -> None:
         self.supervisor = os.getpid()  # a child that asks for its parent may ask after the supervisor's death
@@ -342,7 +352,10 @@ class SharedSlots:
         return Siblings(len(states), states.count(State.IDLE))
 
     def due_by_sibling(self, slot: Slot, since: float) -> float | None:
-        """The due time of the next row of these queues by a sibling's empty claim after `since`; else None."""
+        """The due time of the next row of these queues, by a sibling's empty claim after `since`; else None.
+
+        That claim has seen every row for which a notification heard at `since` was sent.
+        """
         for other in self.slots:  # workers of another reload may claim from another database
             if other.empty_claim_at >= since and (other.kind, other.reload) == (slot.kind, slot.reload):
                 return other.due_at

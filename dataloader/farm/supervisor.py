@@ -254,7 +254,10 @@ class Supervisor:
     # --- life ---
 
     def _start_missing(self) -> None:
-        """Start the keeper and workers; a successor is ready before an older worker leaves: no import leaves a gap."""
+        """Start the keeper and workers; a successor connects before an older worker may leave.
+
+        So a slow import leaves no gap, and a reload with broken code keeps the old workers.
+        """
         if self._keeper is None and self._keeper_stop_at is None and now() >= self._keeper_backoff.not_before:
             self._keeper_started = now()
             main = partial(self._keeper_main, self.settings, self._shared)

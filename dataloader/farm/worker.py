@@ -79,7 +79,10 @@ def main(settings: Settings, dsn: str, queues: Sequence[str], shared: SharedSlot
 
 
 class Worker:
-    """One worker process: session, batch, heartbeat, runner. SIGTERM drains it, SIGHUP makes it check its slot."""
+    """One worker process. Its parts: the session, the batch, the heartbeat, the runner.
+
+    SIGTERM, SIGINT and the supervisor's death drain the worker; SIGHUP makes it check its slot.
+    """
 
     def __init__(self, settings: Settings, dsn: str, queues: Sequence[str], shared: SharedSlots, slot: Slot) -> None:
         outputs = beyond() if settings.dl_job_log_kb else None
@@ -168,7 +171,10 @@ class Worker:
 
     @contextmanager
     def _users_code(self, name: str, event: str, **facts: str) -> Iterator[None]:
-        """Run the user's code at a start, named for the supervisor; an error is logged once, and raises CannotStart."""
+        """Run the user's code at a start, with its name for the supervisor, because it may end the process.
+
+        An error is logged with the user's frames, once for the farm, and again as a debug line; raises CannotStart.
+        """
         self.slot.called_at = now()
         self.slot.calling = name.encode()[:199]
         try:

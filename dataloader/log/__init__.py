@@ -137,7 +137,8 @@ def audit(event: str, **fields: Any) -> None:
 class Template:
     """An info line that a worker writes for each job, without the context's fields, at half of the cost of a line.
 
-    The names of the fields are the caller's own, so they tell of no secret; texts are masked, numbers are finite.
+    The names of the fields are the caller's own, so they tell of no secret. Texts are masked. Numbers are finite; words
+    of our own and ids hold no secret and nothing to be escaped.
     """
 
     _FORMS: Mapping[type, str] = {str: "%({})s", int: "%({})s", float: "%({})s", NoneType: "null"}
@@ -207,7 +208,10 @@ def flush(within: float = FLUSH_SEC) -> bool:
 
 
 def close(within: float = FLUSH_SEC) -> None:
-    """Write the waiting lines, in at most `within` seconds per output, and log no more until the next `configure`."""
+    """Write the waiting lines, in at most `within` seconds per output, end the threads and close the files.
+
+    The process logs no more until the next `configure`.
+    """
     global _outputs
     outputs, _outputs = _outputs, _Outputs()
     for channel in outputs.channels():

@@ -247,7 +247,10 @@ def _masked(value: Any, depth: int) -> Any:
 
 
 def without_known(value: Any) -> Any:
-    """A copy of a progress without the secrets known by value: lists show it without the args that tell them."""
+    """A copy of a progress without the secrets that are known by value; `masked` removes the others when it is shown.
+
+    Lists of jobs show progress without the args that tell a job's own secrets, so these secrets go before it is stored.
+    """
     return _without(value, _known)
 
 
@@ -271,7 +274,10 @@ def masked_text(text: str) -> str:
 
 @lru_cache(maxsize=2_048)
 def _masked_again(text: str, _: int) -> str:
-    """`masked` with a cache for short texts; a text is masked again when `_learned` has changed."""
+    """`masked` with a cache for short texts: words, names and identities repeat.
+
+    The number is `_learned`: a text that is masked while another thread learns a secret is masked again.
+    """
     return _masked_anew(text)
 
 

@@ -43,7 +43,10 @@ class Stream:
         self._torn = False
 
     def write(self, lines: Sequence[bytes]) -> int:
-        """Write these lines in one piece; their number, 0 if it had to wait. Raises OSError: they are lost."""
+        """Write these lines, at most `batch` bytes, in one piece; the number of lines written, 0 if it had to wait.
+
+        Raises OSError; these lines are lost then.
+        """
         data = b"\n" * self._torn + b"".join(lines)
         try:
             written = self._write(data)
@@ -94,7 +97,10 @@ class File:
         self._rule = rule
 
     def write(self, lines: Sequence[bytes]) -> int:
-        """Append these lines in one piece; their number, 0 without the lock. Raises OSError where no line has room."""
+        """Append these lines in one piece; the number of lines written, 0 without the lock.
+
+        Raises OSError where there is room for no line, and where the file system has no locks.
+        """
         data = b"".join(lines)
         while True:
             fd = self._open()
@@ -157,7 +163,11 @@ def _locked(fd: int) -> bool:
 
 
 def rule(text: str, zone: tzinfo) -> Rule:
-    """The rule of a LOG_ROTATION: a size (`10 MB`) or a period of the calendar (`1 day`); raises ValueError."""
+    """The rule of a LOG_ROTATION: a size (`10 MB`), or the turn of a period (`1 day`, `midnight`).
+
+    Periods are the calendar's in `zone`; a file belongs to the period of its last change. Raises ValueError for any
+    other text.
+    """
     size = _SIZE.fullmatch(text.strip())
     if size and (limit := float(size[1]) * _UNITS[size[2].upper()]) >= 1:
         return lambda status, more: status.st_size + more > limit
@@ -166,7 +176,10 @@ def rule(text: str, zone: tzinfo) -> Rule:
 
 
 def period(text: str, zone: tzinfo) -> Callable[[float], int]:
-    """The number of the period (`6 hours`) of an instant, in seconds since 1970; raises ValueError."""
+    """A function that gives the number of the period (`6 hours`) of an instant, in seconds since 1970.
+
+    Raises ValueError for any other text.
+    """
     match = _PERIOD.fullmatch("1 day" if text.strip().lower() == "midnight" else text.strip())
     if not match or not int(match[1]):
         raise ValueError('should be a size such as "10 MB" or a time such as "1 day" or "midnight"')

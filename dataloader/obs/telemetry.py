@@ -67,7 +67,10 @@ def _started(signal: Signal, make: Callable[[], T]) -> T | None:
 
 
 def _exporter(signal: Signal) -> Any:
-    """The exporter that the environment names, by default OTLP over HTTP; raises ImportError, ValueError."""
+    """The exporter that the environment names; by default OTLP over HTTP.
+
+    Raises ImportError without the extra, ValueError for an unknown name.
+    """
     given = _exporter_name(signal)
     name = _HTTP if given in ("", "otlp") else given
     known = {point.name: point for point in entry_points(group=f"opentelemetry_{signal}_exporter")}
@@ -119,7 +122,10 @@ class Runs:
         self._parts = parts
 
     def learn(self, parents: Callable[[], Mapping[UUID, str]], waits: Callable[[], Mapping[UUID, float]]) -> None:
-        """Keep what is wanted about the next jobs: the traceparents of `parents`, the seconds of `waits`."""
+        """Keep what is wanted about the jobs that are about to run.
+
+        `parents` gives their traceparents, `waits` the seconds for which they were due when they were claimed.
+        """
         for part in self._parts:
             if isinstance(part, Spans):
                 part.parents = parents()

@@ -48,7 +48,10 @@ def shown(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def restored(new: Any, old: Any, shown: Any) -> Any:
-    """PURE: `new`, with parts of `old` where `new` has them as in `shown`, the masked `old`. Raises ValueError."""
+    """PURE: `new`, with the parts of `old` where `new` has them as in `shown`, the masked `old`.
+
+    Raises ValueError where that is not clear.
+    """
     if _written(new) == _written(shown):  # 1 and true are equal, and not the same
         return old
     if isinstance(new, dict) and isinstance(old, dict) and isinstance(shown, dict):

@@ -75,7 +75,10 @@ class Silence(errors.OperationalError):
 
 
 class Connection(psycopg.Connection[Any]):
-    """A psycopg connection whose every wait ends: after its deadline it is closed, and raises Silence."""
+    """A psycopg connection whose every wait ends: after its deadline it is closed, and raises Silence.
+
+    Neither TCP keepalives nor `statement_timeout` see a stopped backend, or a dead host whose kernel acknowledges.
+    """
 
     answer_within: float = 60.0  # seconds, for each answer
     answer_by: float | None = None  # a monotonic instant, for all of them
@@ -108,7 +111,10 @@ class Connection(psycopg.Connection[Any]):
 
     @cached_property
     def is_direct(self) -> bool:
-        """True when PostgreSQL itself opened this session; one round trip, once. Then statements are prepared."""
+        """True when PostgreSQL itself opened this session: a pooler hands out cancellation keys of its own making.
+
+        One round trip, once. Statements are prepared from then on; behind a pooler a name may be another client's.
+        """
         is_direct: bool = self.execute("SELECT pg_backend_pid()").fetchone() == (self.info.backend_pid,)
         if is_direct:
             self.prepare_threshold = PREPARE_THRESHOLD
@@ -262,7 +268,10 @@ def pool(
 
 @contextmanager
 def in_force(conn: Connection) -> Iterator[None]:
-    """For this block the settings hold that `conn` was opened with: behind a pooler, in a transaction of its own."""
+    """For this block the settings hold that `conn` was opened with, its search_path among them.
+
+    A pooler drops them, so behind one the block is a transaction that sets them for itself.
+    """
     if conn.is_direct:
         yield
         return
@@ -457,7 +466,10 @@ def array(values: Sequence[Any]) -> str:
 
 @cache
 def statements(file: str, *parts: str) -> Statements:
-    """The statements of one `sql/` file by name; those of `parts` stand in the others in the place of {their name}."""
+    """The statements of one `sql/` file, by the name that a line `-- name: verb` gives them.
+
+    Those of `parts` stand in the others in the place of {their name}.
+    """
     texts: dict[str, str] = {}
     name = ""
     for line in (sql_folder() / file).read_text("utf-8").splitlines(keepends=True):

@@ -80,7 +80,8 @@ def enqueue(
 ) -> tuple[UUID, str]:
     """Add a job and return its id and status; for an idempotency key seen before, those of the job that has it.
 
-    `limited`: raises QueueFull. Raises KeyTaken and UnknownParents for jobs that the `asker` may not see.
+    `job_id`: a `new_id`. `limited`: raises QueueFull for a full queue. Raises KeyTaken and UnknownParents for jobs that
+    the `asker` may not see.
     """
     job_id = job_id or new_id()
     parameters = {name: get(new) for name, get in _GETTERS.items()}
@@ -135,7 +136,10 @@ def require_room(conn: Conn, queues: Iterable[str]) -> None:
 
 
 def enqueue_many(conn: Conn, jobs: Sequence[NewJob], schema: str | None = None) -> list[tuple[UUID, str]]:
-    """Add jobs in the transaction of any connection, all or none; for each what `enqueue` returns, in order."""
+    """Add jobs, all or none, on any connection, in its transaction if any; for each what `enqueue` returns, in order.
+
+    `schema` is the queue's where the search_path does not lead to it. Above AT_ONCE jobs several statements are sent.
+    """
     return enqueue_columns(conn, columns(jobs), schema)
 
 
@@ -169,9 +173,10 @@ def as_texts(objects: list[Mapping[str, Any]]) -> list[str]:
 def enqueue_columns(
     conn: Conn | Foreign, columns: Columns, schema: str | None = None, asker: Asker | None = None
 ) -> list[tuple[UUID, str]]:
-    """As enqueue_many, from a list for each field: of values for each job, or of one for all; `args` are JSON.
+    """Add jobs as enqueue_many does, from a list for each field: of values for each job, or of one for all.
 
-    Raises KeyTaken and UnknownParents, having added nothing; the journal of jobs names the asker.
+    `args` are JSON texts. Raises KeyTaken and UnknownParents, having added nothing; the journal of jobs names the
+    asker.
     """
     columns = columns | {"limits": [None if names is None else array(names) for names in columns["limits"]]}
     count = len(columns["args"])

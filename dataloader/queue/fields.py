@@ -33,7 +33,11 @@ LIMIT_NAME = 100  # characters of a limit's name
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a job and its column. `least` and `most` bound characters, a number, names; `octets` a stored text."""
+    """One field of a job, and the column of dl_jobs of the same name; `type` is the column's.
+
+    `least` and `most` bound a text's characters, a number, or a list's names; `octets` bounds a text in the table, for
+    the indexes: by default four times `most`. `by` sets it: producer, API or queue.
+    """
 
     name: str
     type: str

@@ -88,7 +88,8 @@ AROUND_ENQUEUE = Hook("around_enqueue", "job")
 def around_enqueue(function: F) -> F:
     """Call `function(job)` for each job that this process is about to add; the process adds what it returns.
 
-    `job` has the given fields; what is returned is checked again. A ValueError refuses the job; TypeError: as Hook.add.
+    `job` has the given, valid fields; only `lock_key` may be missing. What is returned is checked again. A ValueError
+    refuses the job, and the producer gets its text. Raises TypeError unless the function can be called so.
     """
     return AROUND_ENQUEUE.add(function)
 

@@ -140,7 +140,10 @@ def _all(conn: Conn, name: str, **parameters: Any) -> list[Any]:
 
 
 def open_session(conn: db.Connection, worker: str) -> Session:
-    """The session with what a worker's statements rely on; raises ConfigError where the role may not see itself."""
+    """Set what a worker's statements rely on, and learn what identifies this session for dl_end_session.
+
+    Raises ConfigError where the role may not see that.
+    """
     conn.execute(PLANS)
     facts = "SELECT current_user, backend_start FROM pg_stat_get_activity(pg_backend_pid())"
     ((role, start),) = conn.execute(facts).fetchall()
@@ -150,7 +153,10 @@ def open_session(conn: db.Connection, worker: str) -> Session:
 
 
 def listen(session: Session, is_idle: bool = True) -> None:
-    """LISTEN for queues with jobs while the worker `is_idle`: each listening session costs each NOTIFY a signal."""
+    """LISTEN for queues with jobs while the worker is idle: each listening session costs each NOTIFY a signal.
+
+    Not `is_idle`: a worker that is busy for longer stops that; it claims again before its next wait.
+    """
     session.conn.execute(f"{'LISTEN' if is_idle else 'UNLISTEN'} {JOBS_CHANNEL}")
     session.is_listening = is_idle
 
@@ -339,7 +345,10 @@ def waits(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, float]:
 
 
 def beat(conn: Conn, jobs: Sequence[Job], progress: str | None, journal: bool, lock_sec: float = 5) -> bool | None:
-    """Renew the leases of a run's jobs; True: it should stop, None: a claim is over. LockNotAvailable in `lock_sec`."""
+    """Renew the leases of a run's jobs, with the first one's progress; True: it should stop, None: a claim is over.
+
+    Raises LockNotAvailable where another session keeps a row locked for `lock_sec`.
+    """
     facts = {"progress": progress, "journal": journal, "lock_ms": str(int(lock_sec * 1_000))}
     ((held, cancel_requested),) = _all(conn, "beat", **_claims_of(jobs), **facts)
     return cancel_requested if held == len(jobs) else None
@@ -357,9 +366,10 @@ def leap(conn: Conn, job: Job, fence: int) -> int | None:
 
 
 def finish_some(conn: Conn, worker: str, ends: Collection[Ended]) -> Written:
-    """Write the ends of runs of `worker`, release their keys; the new statuses of the runs still its own.
+    """Write the ends of runs of `worker` and release their keys; returns the new statuses of the runs still its own.
 
-    A refused end costs no other one: it is written bare, else as `failed` with PostgreSQL's reason, else left.
+    A refused end costs no other one: it is written bare, else as `failed` with PostgreSQL's reason, else left to the
+    reaper.
     """
     try:
         return _finish(conn, worker, ends)
@@ -497,7 +507,10 @@ def cancellations(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, bool]:
 def settle(
     conn: Conn, worker: str, end: str, reason: str, facts: Row | None = None, running: Sequence[UUID] | None = None
 ) -> list[Settled]:
-    """Take its jobs from a dead worker, with this `end` of those `running` (None: all); others go back uncounted."""
+    """Take its jobs from a dead worker, with this `end` (crash, timeout, drain) of those `running`; None: of all.
+
+    The others are handed back uncounted.
+    """
     return [Settled(*row) for row in db.call(conn, "dl_settle", worker, running, end, reason, Jsonb(facts or {}))]
 
 

@@ -27,9 +27,10 @@ _log = structlog.get_logger("worker")
 def write(
     conn: Conn, runs: Collection[RunLog], at: float, are_over: bool = False, lock_sec: float | None = None
 ) -> None:
-    """Write the new lines of these runs; raises only errors that a new session may heal, and the lines wait.
+    """Write the new lines of these runs. Raises only errors that a new session may heal; the lines then wait.
 
-    LockNotAvailable too, after `lock_sec`; of runs that `are_over` the lines are dropped then, unless jobs are locked.
+    LockNotAvailable too, while another session has the table locked, for `lock_sec` or as the session has it; lines of
+    runs that `are_over` are dropped then, unless the jobs are locked too, for which the end of the runs waits.
     """
     todo = [(run, run.unwritten()) for run in runs if run.has_news]
     if not todo:

@@ -92,8 +92,10 @@ def _files(folder: str) -> list[tuple[str, str]]:
 def migrate(dsn: str, schema: str, plain_protocol: bool | None = None) -> list[str]:
     """Bring the queue in `schema` up to date; returns what was applied, and what drifted or broke a check, in words.
 
-    `plain_protocol`: with the contract's UNIQUE on idempotency_key, or a partial index; None: as it is. Safe to run
-    several times at once and beside a farm. Raises SchemaError for a newer schema, a changed file, or a pooler.
+    `plain_protocol`: with the contract's UNIQUE on idempotency_key, which `ON CONFLICT (idempotency_key)` in other
+    services needs, or with a cheaper partial index; None keeps what is there, and a new queue gets the partial index.
+    Safe to run several times at once and beside a working farm. Raises SchemaError for a newer schema, a changed file,
+    or a pooler.
     """
     with _session(dsn, schema) as conn, _alone(conn):
         if conn.execute("SELECT current_schema()").fetchone() == (None,):

@@ -169,7 +169,7 @@ def set_limit(
 ) -> None:
     """Let at most `most` jobs of this limit run at once, and `per_minute` start in a minute, on all hosts together.
 
-    None: any number. `burst`: by default as many as a second has. Raises WrongLimit.
+    None: any number. `burst`: by default as many as a second has. Runs go on. Raises WrongLimit.
     """
     if most is None and per_minute is None:
         raise WrongLimit("a limit should say how many jobs may run at once (most), or start in a minute (per_minute)")
@@ -185,7 +185,10 @@ def remove_limit(conn: Conn, name: str, by: str) -> bool:
 
 
 def take_token(conn: Conn, name: str) -> float | None:
-    """Take a token of a limit for a request: 0, or in how many seconds one comes; None: no limit has such a rate."""
+    """Take one of the limit's tokens for something that is no start of a job: 0, or in how many seconds one comes.
+
+    The result is None where the farm has no limit of this name with a rate.
+    """
     return next((row["wait_sec"] for row in _SQL.rows(conn, "take_token", name=name)), None)
 
 
@@ -215,15 +218,13 @@ def _tries(within_sec: float) -> Iterator[None]:
 
 
 def known(conn: Conn, kind: str, name: str) -> dict[str, Any]:
-    """Whether a queue or a task (`kind`) has jobs, a worker, a setting or a past; similar names; how many are known."""
-    known = names(conn, kind, name)
-    similar = [] if name in known else get_close_matches(name, known, SIMILAR)
-    return {"name": name, "is_known": name in known, "similar": similar, "count": len(known)}
+    """Whether a queue or a task (`kind`) of this name has jobs, a worker, a setting or a past (`is_known`).
 
-
-def names(conn: Conn, kind: str, name: str) -> list[str]:
-    """The names of known queues or tasks (`kind`), this one's among them if it is known by itself."""
-    return [row[kind] for row in _SQL.rows(conn, f"{kind}_names", **{kind: name}, most=NAMES)]
+    Else `similar` names; and the `count` of known names: without any none is mistyped.
+    """
+    names = [row[kind] for row in _SQL.rows(conn, f"{kind}_names", **{kind: name}, most=NAMES)]
+    similar = [] if name in names else get_close_matches(name, names, SIMILAR)
+    return {"name": name, "is_known": name in names, "similar": similar, "count": len(names)}
 
 
 def similar_tasks(conn: Conn, task: str) -> list[str] | None:
@@ -304,10 +305,11 @@ def _chosen(group: str) -> str:
 
 
 def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) -> tuple[int, bool]:
-    """Make up to `limit` jobs of `source` jobs of `target`, in the order of keys; their number, and if that was all.
+    """Make up to `limit` queued, running and dead jobs of `source` jobs of `target`; their number, and if it is done.
 
-    Both queues are paused meanwhile, `source` also afterwards. A repeated call completes what was interrupted. Raises
-    WrongName, and Conflict: with both queues paused, where other sessions are in the way.
+    Each key keeps its order: both queues are paused meanwhile. `target` gets the settings of ORDER that it lacks, and
+    goes on in the end; `source` stays paused. A repeated call completes what was interrupted. Raises WrongName and
+    Conflict, having changed nothing; Conflict, with both queues paused, where other sessions are in the way.
     """
     if source == target:
         raise WrongName(f"{source} would be moved to itself: name another queue")

@@ -43,9 +43,9 @@ def is_of_a_row(error: psycopg.Error) -> bool:
 def set_aside(
     conn: db.Connection, queues: Collection[str], claim: Callable[[], object], error: psycopg.Error
 ) -> Aside | None:
-    """Find the job on which `claim` fails, and count a failed run of it; None: another session is at it.
+    """Find the job on which `claim` has failed with `error`, and count that as a failed run of the job.
 
-    Raises `error` where no job of these queues is the cause.
+    None: another session was quicker. Raises `error` where no job of these queues is the cause.
     """
     if db.call(conn, "pg_try_advisory_lock", LOCK) == [(False,)]:
         return None  # another session would see the rows that this one has hidden as locked ones

@@ -120,10 +120,11 @@ def _changing(conn: Conn, name: str, by: str, refusal: str = "") -> Iterator[Row
         if refusal and before["canceled_at"]:
             raise operations.Conflict(f"the backfill {name} is canceled: {refusal}")
         yield present
+        # Also where the backfill stays as it is: somebody may have removed its limit.
+        is_held = present["next_at"] if present["canceled_at"] else present["paused_at"]
+        _allow(conn, name, 0 if is_held else present["max_running"], by)
         if changes := {column: value for column, value in present.items() if value != before[column]}:
             _PLANS.write(conn, name, changes)
-            is_held = present["next_at"] if present["canceled_at"] else present["paused_at"]
-            _allow(conn, name, 0 if is_held else present["max_running"], by)
             if present["next_at"]:
                 _PLANS.wake(conn)
 

@@ -117,7 +117,8 @@ def tick(
 ) -> Iterator[Made]:
     """Make the jobs of all due schedules, one a transaction, up to AT_ONCE jobs each. Errors as `Plans.next_made`.
 
-    The longest due come first, so a caller may stop early; `served` keeps those of such a round, which come last then.
+    The schedules that are due longest come first, so a caller may stop early. `served` keeps the schedules of such a
+    round for the next call, in which they come last: a backlog above AT_ONCE delays no other schedule.
     """
     served = [] if served is None else served
     for _ in range(2 if served else 1):

@@ -92,7 +92,11 @@ def filled_in(job: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any
 
 
 def filled(value: Any, facts: Mapping[str, Any]) -> Any:
-    """`value` with facts for each `{{ name }}` in it; a text that is one place becomes the fact. Raises ValueError."""
+    """`value` with the fact of its name for each `{{ name }}` in a text, at any depth; raises ValueError for an unknown
+    name.
+
+    A text that is one place becomes the fact itself; within a longer text it stands as text or JSON.
+    """
     if isinstance(value, str):
         whole = _PLACE.fullmatch(value)
         return _fact(whole[1], facts) if whole and "}}" not in whole[1] else filled_text(value, facts)

@@ -85,7 +85,8 @@ def change(
 ) -> operations.Changed:
     """Change up to `limit` of the previewed jobs, the last change first; `after` is the `next` of the call before.
 
-    A repeated call changes no job twice. Raises WrongConfirmation, Conflict, WrongSearch, ValueError before any change.
+    A repeated call changes no job twice. Raises WrongConfirmation, Conflict, WrongSearch, ValueError, having changed
+    nothing.
     """
     as_of, count = _read(confirmation, order, target)
     kinds = [kind for kind in TALLIED if kind not in ORDERS[order]]

@@ -38,9 +38,10 @@ _ENDS = ("earliest", "ends_at", "latest")
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The prediction of a queue at the time `at`; `reason` (of REASONS): why there is none. In seconds from `at`:
+    """The prediction of a queue at the time `at`, in seconds from then; `reason` (of REASONS): why there is none.
 
-    the corrected `ends`, the `plain` ones, `line`: the end of all that runs or is due, `last`: that of the last job.
+    `ends` and `line` are corrected, `plain` is not. `line` is the end of all that runs or is due (None: no job does);
+    `last` that of the line's last job.
     """
 
     queue: str
@@ -173,7 +174,10 @@ class Noted(NamedTuple):
 
 
 def note(conn: Conn, after: str) -> Noted | None:
-    """Called by the reaper: note what is predicted of the next queue behind `after`; None: no queue, or no turn."""
+    """Called by the reaper: note what is predicted of the next queue behind the name `after`, and at "" compare.
+
+    The journal notes once that a job will miss its deadline. None: no queue is left, or another reaper is at it.
+    """
     with conn.transaction():
         db.give_up_after(conn, 1.0, lock_sec=0.1)  # the reaper has one session for this and for leases
         if db.call(conn, "pg_try_advisory_xact_lock", LOCK) == [(False,)]:

@@ -132,7 +132,10 @@ class Attempt(NamedTuple):
 
 
 def overview(conn: Conn) -> Row:
-    """The farm in figures (model.queues); what is too much to count is the reaper's figure, or a lower bound."""
+    """The farm in figures: `at`, `total` and `queues`, whose fields model.queues describes.
+
+    The cost is bounded: a figure too large to count is the reaper's of `counted_at`, or a lower bound.
+    """
     try:
         rows, most = _count(conn, COUNTED, COUNTING_SEC), COUNTED
     except psycopg.errors.QueryCanceled:
@@ -171,7 +174,10 @@ def figures(row: Row, most: int) -> Row:
 
 
 def note_lengths(conn: Conn, since_sec: float) -> float | None:
-    """Called by the reaper: count all queues; the longest lag, None: another does it. Raises QueryCanceled."""
+    """Called by the reaper: count every queue; returns the longest lag; None: another reaper did or does it.
+
+    Raises QueryCanceled where that takes too long; the figures of pages are lower bounds then.
+    """
     with conn.transaction():
         db.give_up_after(conn, *BRIEFLY_SEC)
         if not _SQL.value(conn, "may_note", lock=NOTE_LOCK, since_sec=since_sec):
@@ -200,7 +206,10 @@ def beginning(conn: Conn) -> Row:
 
 
 def fitness(conn: Conn, reaper_period_sec: float = 0.0) -> Row:
-    """Whether a job could be added and ended now (alerts.unfit); a reaper that is long silent counts as absent."""
+    """The facts that decide whether a job could be added and ended now (alerts.unfit); writes no row.
+
+    A reaper without a statement for three periods and for REAPER_SILENT_SEC counts as absent.
+    """
     reaper_sec = max(REAPER_SILENT_SEC, 3 * reaper_period_sec)
     row = _SQL.rows(conn, "fitness", tables=drift.TABLES, reaper_sec=reaper_sec, full_sec=DISK_FULL_SEC)[0]
     is_full = monotonic() - db.Connection.disk_full_at < DISK_FULL_SEC
@@ -213,7 +222,10 @@ def workers(conn: Conn) -> list[Row]:
 
 
 def used(conn: Conn, job_id: UUID, worker: str | None) -> Row | None:
-    """The resources of a job's run on this worker; None if no keeper has reported the run within 30 s."""
+    """The resources of a job's run on this worker at `seen_at`; `stuck_since`: a stuck run's last report.
+
+    The result is None if no keeper has reported the run within 30 s.
+    """
     return _SQL.first(conn, "used", job_id=job_id, worker=worker)
 
 
@@ -235,7 +247,10 @@ def show_workers(
     host_memory_mb: float | None = None,
     reload_error: str | None = None,
 ) -> None:
-    """Called by a keeper: show the farm's workers, its host's MB for runs, and why its latest reload was refused."""
+    """Called by a keeper: store the farm's workers, their host's MB for runs, and why its latest reload was refused.
+
+    Raises after 0.1 s without a lock.
+    """
     present = json.dumps(list(workers), default=str)
     shown: Row = {"farm": farm, "host": host, "workers": present}
     shown |= {"host_memory_mb": host_memory_mb, "reload_error": reload_error}
@@ -364,8 +379,8 @@ def attempts(events: Iterable[Row]) -> list[Attempt]:
 def jobs(conn: Conn, wanted: Wanted, limit: int = 50, after: str | None = None, scan: int | None = None) -> Page:
     """A page of up to `limit` jobs, without their arguments; `after` is the `next` of the page before.
 
-    It is full unless it is the last or FILL_SEC is over; with `scan` so many jobs of each source are read. Raises
-    ValueError for `after`, WrongSearch, TooMany.
+    The page is full unless it is the last or FILL_SEC is over. With `scan` about so many jobs of each source are
+    read. Raises ValueError for `after`, WrongSearch, TooMany.
     """
     wanted, advice = wanted.whole, None
     if wanted.sort == "key":

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from dataloader.log import masked
-from dataloader.queue import db, operations
+from dataloader.queue import db
 from dataloader.queue.db import Conn, Row
 from dataloader.queue.job import DEAD, FINAL, STATUSES, TALLIED
 from dataloader.queue.reports import search, stats
@@ -16,7 +16,6 @@ from dataloader.queue.reports import search, stats
 COUNTED = 10_000  # jobs of each source that a tally counts by an index alone
 SCAN = 3_000  # jobs of each source that a tally reads
 SUGGESTED = 8
-LONGEST = 200  # characters of a suggestion
 SUGGESTING = 1_000  # jobs of each kind whose keys are suggested
 _SQL = db.statements("search.sql")
 # The source of the jobs of each kind.
@@ -79,15 +78,11 @@ def _terms(conn: Conn, last: search.Unfinished) -> Iterator[str]:
     for name, field in (("task", "task"), ("queue", "queue"), ("key", "lock_key")):
         if last.name == field or (last.name is None and len(part) > 1):
             # A value that answers mask is none, for the part may be of its secret.
+            asked = {"field": field, "pattern": search.pattern(part), "most": 2 * SUGGESTED, "scan": SUGGESTING}
             with conn.transaction():
                 db.by_index(conn, sorts=False)
-                if field == "lock_key":
-                    asked = {"pattern": search.pattern(part), "most": 2 * SUGGESTED, "scan": SUGGESTING}
-                    known = [row["name"] for row in _SQL.rows(conn, "suggested_keys", **asked)]
-                else:
-                    known = operations.names(conn, field, last.part)
-            fit = sorted(each for each in known if part in search.lowered(each) and len(each) <= LONGEST)
-            values = [each for each in fit[: 2 * SUGGESTED] if masked(each) == each]
+                rows = _SQL.rows(conn, "suggested_keys" if field == "lock_key" else "suggested_names", **asked)
+            values = [row["name"] for row in rows if masked(row["name"]) == row["name"]]
             yield from (f"{name}:{search.quoted(value)}" for value in values[:SUGGESTED])
 
 

@@ -50,7 +50,10 @@ KINDS = {
 
 
 class Run(NamedTuple):
-    """One run at a worker with its outcome, as in a badge. No start: it began before the time; no end: it goes on."""
+    """One run at a worker; `outcome` is as in a badge: succeeded, failed, retry, …
+
+    `started_at` None: it began before the time of the timeline; `ended_at` None: it goes on.
+    """
 
     worker: str
     job_id: UUID
@@ -120,7 +123,10 @@ def busy(runs: Iterable[Run], since: datetime, until: datetime) -> float:
 
 
 def activity(conn: Conn) -> tuple[list[Row], datetime | None]:
-    """The latest entries (see `gathered`), the newest first; and since when they are complete, None: all was read."""
+    """The latest entries, the newest first, up to ENTRIES (see `gathered`); and since when they are complete.
+
+    That is None where all was read. Else older jobs are missing, also in the counts.
+    """
     with conn.transaction():
         db.by_index(conn, bitmaps=True)
         dead = _SQL.rows(conn, "dead", most=OF_JOBS)

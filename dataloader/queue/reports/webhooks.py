@@ -71,7 +71,10 @@ def put(
     queues: list[str] | None = None,
     lag_sec: float = LAG_SEC,
 ) -> Row:
-    """Add or change a webhook; the first gets messages of later events only. None for kinds or queues: all."""
+    """Add or change the webhook of this name; the first gets messages of later events only. Raises WrongWebhook.
+
+    A secret `url` is ${DL_WEBHOOK_...}; `signed_by` names a variable; None for `kinds` or `queues`: all.
+    """
     check(name, url, shape, signed_by)
     more = {"shape": shape, "signed_by": signed_by, "kinds": kinds, "queues": queues, "lag_sec": lag_sec}
     with conn.transaction():

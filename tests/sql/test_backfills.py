@@ -162,6 +162,8 @@ def test_a_paused_backfill_makes_and_starts_no_jobs_and_a_new_cap_counts_from_it
     assert worker.claim().job is None
     resumed = backfills.resume(conn, "b", "me")
     assert (resumed["state"], resumed["max_running"]) == ("making", 2)
+    operations.remove_limit(conn, backfills.limit_of("b"), "somebody")
+    backfills.set_most(conn, "b", 2, "me")
     assert value(conn, "SELECT most FROM dl_limits") == 2
     assert [made.jobs for made in tick(conn)] == [2]
     first, second = worker.take(), workers().take()

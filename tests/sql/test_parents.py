@@ -345,6 +345,17 @@ def test_a_step_reads_few_links_of_a_parent_with_many_children(conn: Conn, left:
     assert waiting(conn) <= 2_901
 
 
+@pytest.mark.parametrize("plan", ["custom", "generic"])
+def test_a_step_reads_no_links_that_are_over(conn: Conn, plan: str) -> None:
+    """Not even by an index: PostgreSQL 18 skips through one whose second column says whether they are."""
+    conn.execute(f"SET plan_cache_mode = force_{plan}_plan")
+    links = "gen_random_uuid(), gen_random_uuid(), 1, true FROM generate_series(1, 20000)"
+    conn.execute(f"INSERT INTO dl_parents (job_id, parent_id, place, is_over) SELECT {links}")
+    conn.execute("VACUUM ANALYZE dl_parents")
+    root = fan(conn, 100, "succeeded")
+    assert buffers(conn, "SELECT dl_resolve(%s::uuid[])", [root]) < 8_000
+
+
 def test_a_step_reads_no_other_jobs_by_the_statistics_of_an_emptied_table(conn: Conn) -> None:
     enqueue(conn)
     conn.execute("DELETE FROM dl_jobs")

@@ -456,7 +456,8 @@ class _Load:
         saved = self._context.checkpoint or {}
         is_same = saved.get("file") == self._source.version  # else there may be no checkpoint
         try:
-            yield from self._staged(Place(*saved["place"]) if is_same else None)
+            # The place that another version saved may be longer; for a query its fifth value is 0 in each version.
+            yield from self._staged(Place(*saved["place"][: len(Place._fields)]) if is_same else None)
             with self._table(is_lasting=True) as table:
                 table.require_staged()
                 return (yield from self._end(table))

@@ -3,6 +3,7 @@
 import socket
 from threading import Thread
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -110,6 +111,21 @@ def test_a_key_of_several_texts_is_gone_on_behind(load: Load, rows: Rows, monkey
     assert (result.status, len(result.runs)) == ("succeeded", 2)
     assert result.runs[1].progress[0]["processed"] > 3
     assert rows("SELECT a, b FROM t ORDER BY a, b") == rows("SELECT a, b FROM crm.keys ORDER BY a, b")
+
+
+def test_a_place_of_the_version_before_is_gone_on_behind(
+    load: Load, orders: list[Any], rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That version had the skipped characters, none for a query, before the repeated headers."""
+    monkeypatch.setattr(csv_table, "PART_BYTES", 1)
+    job_id = uuid4()
+    saved = load(resume=True, how={"crash_at": [21, 1], "job_id": job_id}).checkpoint
+    rows("DELETE FROM dl_fence")  # for the test's second job has the claims of its first
+    place = [*saved["place"][:4], 0, *saved["place"][4:]]
+    result = load(resume=True, how={"checkpoint": saved | {"place": place}, "job_id": job_id})
+    assert result.status == "succeeded"
+    assert result.progress[0]["processed"] > saved["place"][2] > 0
+    assert loaded(rows) == orders
 
 
 @pytest.mark.parametrize("resume", [False, True])

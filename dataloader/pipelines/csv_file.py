@@ -283,7 +283,7 @@ class CsvFile(FileSource):
             while more := self._file.read(max(size, len(data), 1)):
                 data += more
                 end = data.rfind(b"\n") + 1 or data.rfind(b"\r", 0, -1) + 1
-                if end or len(data.decode(errors="ignore")) > LONGEST_RECORD:
+                if end or len(data.decode(errors=self._errors)) > LONGEST_RECORD:
                     break
             end = end if more and end else len(data)
             if not (most and self._copied):

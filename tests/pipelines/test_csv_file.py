@@ -5,6 +5,7 @@ import csv
 import io
 import os
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 from judging import LEFT, TYPES, Load, Rows, Run, fails_for_good
 from psycopg.rows import scalar_row
 
-from dataloader.pipelines import Context, PermanentError, csv_table, resolve, steps
+from dataloader.pipelines import Context, PermanentError, csv_file, csv_table, resolve, steps
+from dataloader.pipelines.csv_file import Layout
 
 LOAD = {"table": "t", "key": ["id"]}
 Refused = Callable[..., str]
@@ -307,6 +309,19 @@ def test_a_stray_quote_in_a_large_file(refused: Refused) -> None:
     lines = b"1,a\n" * (csv_table.LONGEST_RECORD // 4 + 1)
     assert "f.csv, line 2: unterminated quote" in refused(b'id,a\n1,"a\n' + lines)
     assert "line 2: longer than" in refused(b"id,a\n1," + b"a" * csv_table.LONGEST_RECORD)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "cp1252"])
+def test_bytes_of_another_encoding_without_a_line_end_take_bounded_memory(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(csv_file, "LONGEST_RECORD", 2**17)
+    with tempfile.TemporaryFile() as file:
+        file.write(b"\x81" * 2**22)
+        file.seek(0)
+        with pytest.raises(PermanentError, match="line 1: longer than"):
+            csv_file.CsvFile("f.csv", file.fileno(), csv_file.as_utf8(file, encoding), Layout(encoding=encoding))
+        assert file.tell() <= 2**19
 
 
 @pytest.mark.parametrize(

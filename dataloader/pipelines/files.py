@@ -366,7 +366,7 @@ def no_data(head: bytes) -> str | None:
     if head[257:262] == b"ustar":
         return "is a tar archive; unpack it first, or pack its files by zip"
     begin = head.lstrip(codecs.BOM_UTF8 + b" \r\n\t")[:200].lower()
-    if re.match(rb"<[!?a-z]", begin):
+    if re.match(rb"<[!?a-z](?![^<>]*>[\t|;,])", begin):  # MetaTrader writes headers as <TICKER>,<PER>
         kind = "a page of HTML, perhaps the error of a server" if b"html" in begin else "XML, which no loader reads"
         return f"is {kind}; open it, look what it says, and download it again, or save its table as .csv"
     return None

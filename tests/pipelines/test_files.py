@@ -69,6 +69,11 @@ CASES: dict[str, tuple[bytes, dict[str, Any], list[tuple[str | None, ...]]]] = {
     "semicolons are recognized": (b"id;a\n1;2,5\n2;3,5\n", {"decimal": ","}, [("1", "2.5"), ("2", "3.5")]),
     "tabs are recognized": (b"id\ta,b\n1\tx,y\n", {}, [("1", "x,y")]),
     "bars are recognized": (b"id|a\n1|x\n", {}, [("1", "x")]),
+    "names in angle brackets": (
+        b"<TICKER>,<PER>\nSBER,D\n",
+        {"names": "snake", "key": ["ticker"]},
+        [("SBER", "D")],
+    ),
     "a line sep= is obeyed": (b"sep=|\nid|a;b\n1|2;3\n", {}, [("1", "2;3")]),
     "commas between thousands": (
         b'id,a\n1,"1,234.50"\n2,"(1,234,567.00)"\n3,7\n',

@@ -155,6 +155,8 @@ def load_files(args: dict[str, Any], context: Context) -> Generator[Progress | N
         wanted, here = yield from _fetched(wanted, context)
         with closing(Shaped(wanted, here)) as source:
             counts = yield from csv_table.load(here, wanted, source)
+        if literal := counts.get("literal_quotes"):
+            context.logger.warning("%s: %s quotes within fields were read literally", wanted.path, literal)
     except BaseException as e:
         if isinstance(e, PermanentError) or context.stop_reason == End.CANCELED:  # no later run needs the copies
             remote.drop(context)

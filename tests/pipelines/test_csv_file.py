@@ -162,6 +162,11 @@ def test_a_quote_within_a_field_is_read_literally_and_counted(
     assert ("literal_quotes" in result.result) == bool(literal)
 
 
+def test_the_log_has_a_warning_of_literal_quotes(load: Run, caplog: pytest.LogCaptureFixture) -> None:
+    load(b'id,v\n1,5" pipe\n')
+    assert "f.csv: 1 quotes within fields were read literally" in caplog.text
+
+
 def test_a_literal_quote_in_the_header(job: Load, rows: Rows, tmp_path: Path) -> None:
     (tmp_path / "f.csv").write_bytes(b'id,5" pipes,"6"" pipes"\n1,2,3\n')
     assert job("load.csv", LOAD | {"path": "f.csv"}).result["literal_quotes"] == 1

@@ -199,7 +199,8 @@ def test_the_rows_are_those_of_pythons_csv_or_the_error_names_the_line(
         assert not is_valid or _is_irregular(text)
     else:
         found = rows("SELECT id, coalesce(a, ''), coalesce(b, '') FROM t")
-        assert sorted(found) == sorted({row[0]: tuple(row) for row in expected}.values())
+        # Separators at a row's end are no data.
+        assert sorted(found) == sorted({row[0]: (*row[:3], *filter(None, row[3:])) for row in expected}.values())
 
 
 def _is_irregular(text: str) -> bool:

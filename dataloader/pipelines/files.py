@@ -756,12 +756,14 @@ class Shaped(Source):
         self.columns = {name: known[name] for name in names}
         self.columns |= {name: added[wanted.add[name]] for name in constants + self.lines}
         are_typed = all(entry.is_typed for entry in self._entries)
+        if not wanted.infer and not (Values.model_fields.keys() - {"null"}) & wanted.model_fields_set:
+            return  # PostgreSQL alone reads the values
         for name in names:
             stored = self.existing.get(name)
             is_widened = wanted.schema_change == "widen" and stored and csv_table.wider(stored, self.columns[name])
             kind = kind_of(self.columns[name] if is_widened or not stored else self._base_types[name])
             is_guess = name not in self._declared
-            if kind and wanted.infer and (is_guess or not (are_typed and kind_of(given.get(name, "")) == kind)):
+            if kind and (is_guess or not (are_typed and kind_of(given.get(name, "")) == kind)):
                 self.kinds[name] = kind, is_guess
 
     def _sample(self, names: list[str]) -> Iterator[list[str | None]]:

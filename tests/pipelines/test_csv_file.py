@@ -132,6 +132,23 @@ def test_forms_of_files(content: bytes, args: dict[str, Any], expected: list[Any
     assert rows('SELECT * FROM t ORDER BY id COLLATE "C"') == expected
 
 
+@pytest.mark.parametrize(
+    ("args", "text", "expected"),
+    [
+        ({}, "1.234,Jan-31-2026,t", "1.234 2026-01-31 true"),
+        ({"decimal": ",", "thousands": "."}, "1.234,2026-01-31,t", "1234 2026-01-31 true"),
+        ({"date_format": "%m.%d.%Y"}, "1,01.02.2026,t", "1 2026-01-02 true"),
+        ({"true": ["ja"], "false": ["nein"]}, "1,2026-01-31,nein", "1 2026-01-31 false"),
+    ],
+)
+def test_postgresql_alone_reads_values_unless_an_argument_says_how_they_are_written(
+    args: dict[str, Any], text: str, expected: str, load: Run, rows: Rows
+) -> None:
+    rows("CREATE TABLE t (id int PRIMARY KEY, n numeric, day date, ok boolean)")
+    load(f"id,n,day,ok\n1,{text}\n".encode(), **args)
+    assert rows("SELECT concat_ws(' ', n, day, ok::text) FROM t") == [(expected,)]
+
+
 # Quotes
 
 

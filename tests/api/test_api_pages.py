@@ -93,7 +93,7 @@ def test_runs_before_and_after_a_requeue_are_told_apart_and_timed(client: FlaskC
     """The page of a job that somebody put back has two attempts numbered 1; `took` is of a run and not of both."""
     job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
     conn.execute(
-        "UPDATE dl_jobs SET status = 'succeeded', attempt = 1, claims = 2, journaled = journaled + 1,"
+        "UPDATE dl_jobs SET status = 'succeeded', attempt = 1, claims = 2, journaled = journaled + 1, limits = '{}',"
         " started_at = now() - interval '1 hour', finished_at = now() - interval '1 minute' WHERE job_id = %s",
         (job_id,),
     )
@@ -109,6 +109,7 @@ def test_runs_before_and_after_a_requeue_are_told_apart_and_timed(client: FlaskC
         ("2", '1 <span class="dim requeued">after the requeue by token &lt;ops&gt; from ::1</span>'),
     ]
     assert "<dt>Last run took</dt> <dd>4 s</dd>" in page
+    assert "<dt>Limits</dt> <dd>–</dd>" in page
     assert '<span class="dim">took</span> 4 s' in client.get("/jobs").text
     assert client.get(f"/api/v1/jobs/{job_id}/status").get_json()["run_sec"] == pytest.approx(4, abs=0.5)
 

@@ -37,7 +37,7 @@ from dataloader.client.errors import (
     Unexpected,
     WaitTimeout,
 )
-from dataloader.client.farm import Calls, Farm, Look
+from dataloader.client.farm import Farm, Look
 from dataloader.client.methods import R, answered
 from dataloader.client.transport import Transport
 from dataloader.client.wire import Answer, Request, Service, repetition
@@ -50,10 +50,11 @@ __all__ = ["AsyncClient", "Client", "ClientError", "Conflict", "Forbidden", "Job
 __all__ += ["Refused", "Unauthorized", "Unavailable", "Unexpected", "WaitTimeout"]
 
 
-class OverHTTP(Calls):
+class OverHTTP:
     """A farm over its HTTP API, for both clients."""
 
     _transport_kind: Any
+    _sleep: Any
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ from typing import Self
 
 from dataloader.client import OverHTTP
 from dataloader.client.errors import ClientError
+from dataloader.client.farm import Calls
 from dataloader.client.methods import Awaited
 from dataloader.client.wire import KEPT, Answer, Request, Service, answer, checked_size
 
@@ -75,7 +76,7 @@ def _cause(error: Exception) -> Exception:
     return root
 
 
-class AsyncClient(OverHTTP, Awaited):
+class AsyncClient(OverHTTP, Calls, Awaited):
     """A farm over its HTTP API, for asyncio and trio: the methods, arguments and promises of `Client`.
 
     A method that returns an iterator there returns an asynchronous one here; all others are awaited. An `on_progress`

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from inspect import getattr_static
 from math import inf
 from typing import Any, NamedTuple, Self, Unpack
 from uuid import UUID
 
 from dataloader.client.errors import JobFailed, NotFound, Unavailable, WaitTimeout
-from dataloader.client.methods import answered, carried
+from dataloader.client.methods import Method, answered, carried
 from dataloader.client.operations import Operations, TriggerFields
 from dataloader.client.wire import new_key
 from dataloader.model.jobs import Finished, Status, Triggered, TriggeredMany
@@ -35,6 +36,12 @@ class Calls(Operations):
     _look: Any  # a Look at a job: as soon as it has another version, or after some seconds
     _sleep: Any
     url: str  # the address of the service or database, without secrets
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name in dir(cls):  # unittest.mock knows functions of a class only
+            if isinstance(method := getattr_static(cls, name), Method):
+                setattr(cls, name, method.__get__(None, cls))
 
     @carried
     async def trigger(self, task: str, *, trace: str | None = None, **fields: Unpack[TriggerFields]) -> Triggered:

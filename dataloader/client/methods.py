@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from functools import cache, wraps
 from inspect import Parameter, isawaitable, signature
 from math import inf
-from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from dataloader.client.wire import new_key
@@ -50,20 +49,14 @@ class Awaited:
 
 
 class Method(Generic[P, A, R]):
-    """A method that returns a coroutine or an asynchronous iterator (A), and the result of it where the client blocks.
+    """A method that returns a coroutine or an asynchronous iterator (A), and its result where the client blocks."""
 
-    `work` takes the arguments of `declared`, by name.
-    """
-
-    def __init__(self, work: Callable[..., Any], declared: Any, carry: Callable[[Any], Any] = finished) -> None:
-        def waiting(farm: Any, /, *args: Any, **kwargs: Any) -> Any:
-            return work(farm, _arguments(declared, *args, **kwargs))
-
+    def __init__(self, waiting: Callable[..., Any], carry: Callable[[Any], Any] = finished) -> None:
+        @wraps(waiting)
         def blocking(farm: Any, /, *args: Any, **kwargs: Any) -> Any:
-            return carry(self._waiting(farm, *args, **kwargs))
+            return carry(waiting(farm, *args, **kwargs))
 
-        self._waiting = declared if work is declared else wraps(declared)(waiting)
-        self._blocking = wraps(declared)(blocking)
+        self._waiting, self._blocking = waiting, blocking
 
     @overload
     def __get__(self, farm: Awaited, owner: Any) -> Callable[P, A]: ...
@@ -72,13 +65,13 @@ class Method(Generic[P, A, R]):
     def __get__(self, farm: object, owner: Any) -> Callable[P, R]: ...
 
     def __get__(self, farm: object, owner: Any) -> Any:
-        function = self._waiting if issubclass(owner, Awaited) else self._blocking
-        return function if farm is None else MethodType(function, farm)
+        function: Any = self._waiting if issubclass(owner, Awaited) else self._blocking
+        return function.__get__(farm, owner)
 
 
 def carried(method: Declared[P, Work[R]]) -> Method[P, Work[R], R]:
     """The coroutine function as a method."""
-    return Method(method, method)
+    return Method(method)
 
 
 def call(
@@ -86,11 +79,15 @@ def call(
 ) -> Callable[[Declared[P, R]], Method[P, Work[R], R]]:
     """The method of the operation of this route: it returns the answer, or one field of that."""
 
-    async def work(farm: Any, given: Given) -> Any:
-        result = await farm._call(route, answer, given, once=once)
-        return getattr(result, field) if field else result
+    def method(declared: Declared[P, R]) -> Method[P, Work[R], R]:
+        @wraps(declared)
+        async def waiting(farm: Any, /, *args: Any, **kwargs: Any) -> Any:
+            result = await farm._call(route, answer, _arguments(declared, *args, **kwargs), once=once)
+            return getattr(result, field) if field else result
 
-    return lambda declared: Method(work, declared)
+        return Method(waiting)
+
+    return method
 
 
 def pages(
@@ -98,39 +95,52 @@ def pages(
 ) -> Callable[[Declared[P, Iterator[R]]], Method[P, AsyncIterator[R], Iterator[R]]]:
     """The method of a list: the rows of all pages, at most `limit`; a page of up to `most` comes as they are taken."""
 
-    async def work(farm: Any, given: Given) -> AsyncGenerator[Any, None]:
+    async def rows(farm: Any, given: Given) -> AsyncGenerator[Any, None]:
         left: float = given.get("limit", inf)
         while left > 0:
             given["limit"] = int(min(most, left))
             page = await farm._call(route, answer, given)
-            rows = getattr(page, field)
-            for row in rows:
+            items = getattr(page, field)
+            for row in items:
                 yield row
-            left, given["after"] = left - len(rows), page.next
+            left, given["after"] = left - len(items), page.next
             if page.next is None:
                 return
 
-    return lambda declared: Method(work, declared, each)
+    def method(declared: Declared[P, Iterator[R]]) -> Method[P, AsyncIterator[R], Iterator[R]]:
+        @wraps(declared)
+        def waiting(farm: Any, /, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+            return rows(farm, _arguments(declared, *args, **kwargs))
+
+        return Method(waiting, each)
+
+    return method
 
 
 def total(route: str, answer: type[Any], field: str) -> Callable[[Declared[P, int]], Method[P, Work[int], int]]:
     """The method that repeats an operation until the end, and returns the sum of this field of its answers."""
 
-    async def work(farm: Any, given: Given) -> int:
-        count: int = 0
-        while True:
-            step = await farm._call(route, answer, given, once=True)
-            count += getattr(step, field)
-            following = getattr(step, "next", None)
-            if following is None and getattr(step, "is_done", True):
-                return count
-            given |= {"after": following} if following else {}
+    def method(declared: Declared[P, int]) -> Method[P, Work[int], int]:
+        @wraps(declared)
+        async def waiting(farm: Any, /, *args: Any, **kwargs: Any) -> int:
+            given = _arguments(declared, *args, **kwargs)
+            count: int = 0
+            while True:
+                step = await farm._call(route, answer, given, once=True)
+                count += getattr(step, field)
+                following = getattr(step, "next", None)
+                if following is None and getattr(step, "is_done", True):
+                    return count
+                given |= {"after": following} if following else {}
 
-    return lambda declared: Method(work, declared)
+        return Method(waiting)
+
+    return method
 
 
 def _arguments(declared: Callable[..., Any], *args: Any, **kwargs: Any) -> Given:
     """The arguments of an operation: those that are not None or have no default, its words, an idempotency key."""
+    declared(None, *args, **kwargs)  # its TypeError, for wrong arguments, names the method
     declaration = _signature(declared)
     given: Given = declaration.bind(None, *args, **kwargs).arguments
     words: Given = given.pop("words", {})

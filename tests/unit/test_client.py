@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from functools import partial
 from typing import Any
+from unittest.mock import create_autospec
 from uuid import UUID
 
 import anyio
@@ -380,6 +382,36 @@ def test_both_clients_have_the_same_methods_and_signatures() -> None:
         if not callable(blocking):
             continue
         assert inspect.signature(blocking).parameters == inspect.signature(waiting).parameters, name
+        is_iterator = str(inspect.signature(blocking).return_annotation).startswith("Iterator")
+        assert inspect.iscoroutinefunction(waiting) is not is_iterator, name
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_mocks_pickles_and_subclasses_take_a_method_for_a_function(kind: Any) -> None:
+    mocked = create_autospec(kind, instance=True)
+    answers = mocked.status(ID), mocked.wait(ID, 5), mocked.jobs(queue="q")
+    for each in answers:
+        if inspect.iscoroutine(each):
+            each.close()
+    with pytest.raises(TypeError, match="job_id"):
+        mocked.status()
+    assert pickle.loads(pickle.dumps(Client.status)) is Client.status
+
+    class Own(kind):
+        def status(self, job_id: str) -> str:
+            return f"my {job_id}"
+
+    class Owner(Own):
+        pass
+
+    assert Owner("http://farm").status("job") == "my job"
+    assert Owner.jobs is kind.jobs
+
+
+def test_a_wrong_argument_names_the_method(client: Any) -> None:
+    for wrong in (client.status, client.move, partial(client.keys, "q", 1)):
+        with pytest.raises(TypeError, match=r"^Operations\.\w+\(\) "):
+            wrong()
 
 
 def test_an_asynchronous_wait_tells_coroutines_and_ends_when_it_is_cancelled(service: Service) -> None:

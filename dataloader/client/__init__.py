@@ -51,7 +51,7 @@ __all__ += ["Refused", "Unauthorized", "Unavailable", "Unexpected", "WaitTimeout
 
 
 class OverHTTP:
-    """A farm over its HTTP API, for both clients."""
+    """How both clients reach a farm: over its HTTP API."""
 
     _transport_kind: Any
     _sleep: Any

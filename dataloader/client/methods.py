@@ -56,7 +56,8 @@ class Method(Generic[P, A, R]):
         def blocking(farm: Any, /, *args: Any, **kwargs: Any) -> Any:
             return carry(waiting(farm, *args, **kwargs))
 
-        self._waiting, self._blocking = waiting, blocking
+        self._waiting: Any = waiting
+        self._blocking: Any = blocking
 
     @overload
     def __get__(self, farm: Awaited, owner: Any) -> Callable[P, A]: ...
@@ -65,13 +66,16 @@ class Method(Generic[P, A, R]):
     def __get__(self, farm: object, owner: Any) -> Callable[P, R]: ...
 
     def __get__(self, farm: object, owner: Any) -> Any:
-        function: Any = self._waiting if issubclass(owner, Awaited) else self._blocking
+        function = self._waiting if issubclass(owner, Awaited) else self._blocking
         return function.__get__(farm, owner)
 
 
 def carried(method: Declared[P, Work[R]]) -> Method[P, Work[R], R]:
     """The coroutine function as a method."""
-    return Method(method)
+    made = Method[P, Work[R], R](method)
+    made._blocking.__signature__ = signature(method)
+    del made._blocking.__wrapped__  # unittest.mock would take the blocking method for a coroutine function
+    return made
 
 
 def call(

@@ -384,6 +384,7 @@ def test_both_clients_have_the_same_methods_and_signatures() -> None:
         assert inspect.signature(blocking).parameters == inspect.signature(waiting).parameters, name
         is_iterator = str(inspect.signature(blocking).return_annotation).startswith("Iterator")
         assert inspect.iscoroutinefunction(waiting) is not is_iterator, name
+        assert not inspect.iscoroutinefunction(inspect.unwrap(blocking)), name  # as unittest.mock of Python 3.13 asks
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])

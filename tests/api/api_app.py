@@ -9,7 +9,6 @@ from functools import cache
 from threading import Thread
 from typing import Any, ClassVar, get_args, get_type_hints
 
-import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 from patience import PATIENCE
@@ -128,25 +127,37 @@ LIMITS: list[tuple[Any, str, Any]] = [
 ]
 
 
+_OPEN: list[list[bool]] = []  # for each application that is open, whether it is patient
+
+
+def _set_limits() -> None:
+    for module, name, limit in LIMITS:
+        long = (PATIENCE, PATIENCE) if isinstance(limit, tuple) else PATIENCE
+        setattr(module, name, long if _OPEN and _OPEN[-1][0] else limit)
+
+
 @contextmanager
 def running(dsn: str, patient: bool = True, **settings: Any) -> Iterator[Flask]:
     """The application on `dsn`; its sessions are closed at the end.
 
     A `patient` one has no short time limit, so that a machine that stalls turns no answer into a 503. An impatient one
-    has the product's limits, for tests of a database that does not answer.
+    has the product's limits, for tests of a database that does not answer. Applications may close in any order.
     """
     given = {"_env_file": None, "dl_db_dsn": dsn, "pg_pool_size": 2, **settings}
-    with pytest.MonkeyPatch.context() as patch:
-        for module, name, limit in LIMITS:
-            long = (PATIENCE, PATIENCE) if isinstance(limit, tuple) else PATIENCE
-            patch.setattr(module, name, long if patient else limit)
-        if patient:
-            given.setdefault("pg_command_timeout", PATIENCE)
+    if patient:
+        given.setdefault("pg_command_timeout", PATIENCE)
+    mark = [patient]
+    _OPEN.append(mark)
+    try:
+        _set_limits()
         app = create_app(config.load(**given))
         try:
             yield app
         finally:
             app.extensions["sessions"].close()
+    finally:
+        _OPEN[:] = [each for each in _OPEN if each is not mark]
+        _set_limits()
 
 
 class _Quiet(WSGIRequestHandler):

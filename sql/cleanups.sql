@@ -1,4 +1,5 @@
--- What canceled jobs have left behind (`on_cancel` in a checkpoint). Asked job by job: a join would read all checkpoints.
+-- Canceled jobs that have a cleanup to do (`on_cancel` in a checkpoint). Statements ask job by job: a join would read all
+-- checkpoints.
 
 -- name: due
 -- The jobs that have ended canceled and left something behind.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlencode, urlsplit
 from uuid import UUID, uuid4
 
@@ -25,7 +25,6 @@ from dataloader.client.errors import ClientError, QueueFull, Unavailable, Unexpe
 from dataloader.model.reading import NotUnderstood, read
 from dataloader.queue import typed_args
 
-P = ParamSpec("P")
 R = TypeVar("R")
 ANSWER_LIMIT = 256 * 1024 * 1024  # bytes; no answer of the API is as large
 KEPT = 8  # idle connections

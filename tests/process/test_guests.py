@@ -139,7 +139,7 @@ def test_what_exits_in_a_callback_neither_ends_the_worker_nor_hides_the_error(fa
         assert farm.job(job)["error"].partition("\n")[0] == error
     assert result(farm, "resource_exits") == "resource"
     assert result(farm, "tells_its_process")["pid"] == worker.pid
-    # What a run leaves to end its process comes too late for the next run.
+    # An alarm or a watchdog that a run leaves behind does not end the next run.
     for task, what in (("changes", "alarm"), ("leaves_a_watchdog", "")):
         farm.succeeds(farm.enqueue(task, args={"what": what}), farm.enqueue("outlasts_an_alarm", max_attempts=1))
 

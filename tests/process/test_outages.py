@@ -59,7 +59,8 @@ SELECT FROM dl_jobs j WHERE job_id = ANY(%s) AND NOT EXISTS (
 OPEN = "SELECT to_jsonb(j) - 'args' FROM dl_jobs j WHERE job_id = ANY(%s) AND status IN ('queued', 'running')"
 
 
-# Who has claimed or renewed, or shown a farm's workers, since a time, and how many seconds after it.
+# The workers that have claimed or renewed since a time, and the farms whose keepers have shown workers since then; each
+# with the number of seconds after that time.
 WORKED = """
 SELECT coalesce(payload ->> 'worker', (SELECT p.payload ->> 'worker' FROM dl_job_events p
            WHERE p.job_id = e.job_id AND p.kind = 'picked' AND p.event_id < e.event_id

@@ -236,7 +236,7 @@ def test_each_kind_of_key_is_masked(key: str, joint: str) -> None:
     assert log.masked(f"{key}{joint}KEY: canary") == f"{key}{joint}KEY: ***"
 
 
-# What only speaks of secrets, or looks like a place or a form of them.
+# Texts that only speak of secrets, or that look like a place or a form of a secret.
 INNOCENT = [
     "send a bearer token", "bearer authentication", 'relation "dl_job_events" does not exist: dl_jobs_forget',
     "cannot reach http://h:8081", "cannot reach http://h:8081/a/b", "it's fine",

@@ -1,4 +1,4 @@
-"""What a run leaves: its latest progress in every form of pipeline, its result, or an error that names the fault."""
+"""The outcome of a run: its latest progress in every form of pipeline, its result, or an error that names the fault."""
 
 import asyncio
 import gc

@@ -21,6 +21,8 @@ from dataloader.queue.operations import Conflict
 
 CONTENDED_SEC = 5.0  # from a failure to the next try, where another session had something locked
 Rows = list[Row]
+PAUSE = ("paused_at", "paused_by")  # the columns of a pause; both are null where there is none
+WORKS = dict.fromkeys(("error", "error_at"))  # the columns that say why jobs cannot be made, empty
 # The fields of the jobs, beside the task, the queue and the limits.
 OF_JOB = [each.name for each in fields(Template) if each.name not in ("name", "task", "queue")]
 _DEFAULTS = {
@@ -28,10 +30,6 @@ _DEFAULTS = {
     for each in OF_PRODUCER
     if each.name in ("priority", *OF_JOB) and each.default is not REQUIRED
 }
-
-
-PAUSE = ("paused_at", "paused_by")
-WORKS = dict.fromkeys(("error", "error_at"))  # the columns of a plan whose jobs can be made
 
 
 class Unknown(Exception):

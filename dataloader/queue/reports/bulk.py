@@ -20,7 +20,6 @@ from dataloader.queue.job import FINAL, TALLIED
 from dataloader.queue.reports import stats, tallies
 
 AT_ONCE = 1_000  # jobs that one call changes
-Filters = Mapping[str, Any]
 _SQL = db.statements("search.sql")
 _ENDED = frozenset(map(str, FINAL))
 _NOT_ENDED = dict.fromkeys(stats.QUEUED | {"running"}, "has not ended: cancel it first")
@@ -55,7 +54,7 @@ class Target:
     job_ids: tuple[UUID, ...] | None = None
 
 
-def target(matching: Filters | None, job_ids: Sequence[UUID] | None) -> Target:
+def target(matching: Mapping[str, Any] | None, job_ids: Sequence[UUID] | None) -> Target:
     """The jobs of an order: those that pass the filters `matching`, or those of these ids; raises WrongTarget."""
     if (matching is None) == (job_ids is None):
         raise WrongTarget("an order should name jobs by one of matching and job_ids")
